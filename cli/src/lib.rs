@@ -1,0 +1,1 @@
+//! The scalerpc command: demo, server, client and benchmark

@@ -1,0 +1,288 @@
+//! Memory that another party may write at any time.
+//!
+//! The engines see such memory only through [`Memory`], so that a model checker can stand in for it,
+//! and so that the orderings that the protocol relies on are written down in one place. Every access
+//! is one aligned 64-bit word, except for the demand map, which is made of single bytes: a word keeps
+//! one access width for life.
+
+/// A range of bytes that two parties share, addressed by byte offset from its start.
+///
+/// Offsets of words are multiples of 8. An implementation may panic on an offset outside of
+/// [`len`](Memory::len): the engines compute offsets from a validated
+/// [`Geometry`](crate::Geometry), never from a peer's bytes.
+pub trait Memory {
+    /// Length in bytes.
+    fn len(&self) -> usize;
+
+    /// True if there are no bytes.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Loads a word, unordered.
+    fn load(&self, at: usize) -> u64;
+
+    /// Loads a word; what its writer did before the matching release is visible afterwards.
+    fn load_acquire(&self, at: usize) -> u64;
+
+    /// Stores a word, unordered.
+    fn store(&self, at: usize, word: u64);
+
+    /// Stores a word after everything that the caller did before.
+    fn store_release(&self, at: usize, word: u64);
+
+    /// Loads a byte of the demand map, as [`load_acquire`](Memory::load_acquire).
+    fn load_byte_acquire(&self, at: usize) -> u8;
+
+    /// Stores a byte of the demand map, as [`store_release`](Memory::store_release).
+    fn store_byte_release(&self, at: usize, byte: u8);
+
+    /// Orders all stores before it against all stores after it (a release fence).
+    fn fence_release(&self);
+
+    /// Orders everything before it against everything after it (a sequentially consistent fence).
+    fn fence_full(&self);
+
+    /// Copies `bytes` to `at` (a multiple of 8), unordered. The last word is padded with zeros, so up
+    /// to 7 bytes after the range are written too.
+    fn copy_in(&self, at: usize, bytes: &[u8]) {
+        for (i, chunk) in bytes.chunks(8).enumerate() {
+            self.store(at + 8 * i, word_of(chunk));
+        }
+    }
+
+    /// Copies from `at` (a multiple of 8) to `bytes`, unordered.
+    fn copy_out(&self, at: usize, bytes: &mut [u8]) {
+        for (i, chunk) in bytes.chunks_mut(8).enumerate() {
+            let word = self.load(at + 8 * i).to_le_bytes();
+            chunk.copy_from_slice(&word[..chunk.len()]);
+        }
+    }
+}
+
+/// The word that holds up to 8 bytes, first byte lowest, padded with zeros.
+#[inline]
+fn word_of(bytes: &[u8]) -> u64 {
+    let mut word = [0; 8];
+    word[..bytes.len()].copy_from_slice(bytes);
+    u64::from_le_bytes(word)
+}
+
+#[cfg(target_has_atomic = "64")]
+pub use region::Region;
+
+#[cfg(target_has_atomic = "64")]
+#[allow(unsafe_code)]
+mod region {
+    use core::ptr::NonNull;
+    use core::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
+
+    use super::{Memory, word_of};
+
+    /// [`Memory`] over raw bytes: a mapping that other threads, processes or a NIC write to.
+    ///
+    /// A `Region` is a view: it neither owns nor frees the bytes. Words are little-endian.
+    #[derive(Clone, Copy, Debug)]
+    pub struct Region {
+        base: NonNull<u8>,
+        len: usize,
+    }
+
+    // SAFETY: a Region only gives atomic access, and raw access through `unsafe` methods whose callers
+    // prove exclusive ownership; `new` requires the bytes to stay valid wherever the view travels.
+    unsafe impl Send for Region {}
+    // SAFETY: as for Send.
+    unsafe impl Sync for Region {}
+
+    impl Region {
+        /// Views `len` bytes at `base`.
+        ///
+        /// # Safety
+        ///
+        /// - `base` is aligned to 64 and valid for reads and writes of `len` bytes for as long as this
+        ///   view or a copy of it is used, whatever other parties do (no truncation, no unmapping).
+        /// - This process accesses the bytes only through `Region`s in that time.
+        pub unsafe fn new(base: NonNull<u8>, len: usize) -> Self {
+            assert!(
+                base.addr().get() % 64 == 0,
+                "a region starts on a cache line"
+            );
+            assert!(
+                len <= isize::MAX as usize,
+                "a region fits the address space"
+            );
+            Self { base, len }
+        }
+
+        /// The first byte.
+        pub fn base(&self) -> NonNull<u8> {
+            self.base
+        }
+
+        /// The part of `len` bytes from `at` (a multiple of 64), or `None` if it is not inside.
+        pub fn part(&self, at: usize, len: usize) -> Option<Self> {
+            let end = at.checked_add(len)?;
+            if end > self.len || at % 64 != 0 {
+                return None;
+            }
+            // SAFETY: at <= len, so the address is inside the range that `new` requires to be valid.
+            let base = unsafe { self.base.add(at) };
+            Some(Self { base, len })
+        }
+
+        /// Copies `len` bytes (a multiple of 8) from `source`, word by word in increasing address
+        /// order, unordered but for the last word, which is stored after all others (release).
+        ///
+        /// # Panics
+        ///
+        /// If either range is not inside its region, or not made of whole words.
+        #[inline]
+        pub fn copy_from(&self, at: usize, source: &Region, source_at: usize, len: usize) {
+            if len == 0 {
+                return;
+            }
+            assert!(len % 8 == 0, "whole words are copied");
+            let to = self.words(at, len);
+            let from = source.words(source_at, len);
+            for (to, from) in to.iter().zip(from).take(len / 8 - 1) {
+                to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+            }
+            let last = len / 8 - 1;
+            // Ordering: the last word is the `valid` of a message; pairs with the acquire of its poller.
+            to[last].store(from[last].load(Ordering::Relaxed), Ordering::Release);
+        }
+
+        /// The bytes of a message that this party owns now.
+        ///
+        /// # Safety
+        ///
+        /// Until the reference is gone no party writes to the range: its `valid` word was acquired, and
+        /// the protocol keeps its writer away until this party lets go of it.
+        ///
+        /// # Panics
+        ///
+        /// If the range is not inside the region.
+        #[inline]
+        pub unsafe fn bytes(&self, at: usize, len: usize) -> &[u8] {
+            let first = self.check(at, len);
+            // SAFETY: `check` put the range inside the region, which is valid for reads; the caller
+            // proves that nobody writes to it meanwhile.
+            unsafe { core::slice::from_raw_parts(first.as_ptr(), len) }
+        }
+
+        /// Bytes that this party alone may read or write now.
+        ///
+        /// # Safety
+        ///
+        /// Until the reference is gone no other party, and no other reference of this one, reads or
+        /// writes the range.
+        ///
+        /// # Panics
+        ///
+        /// If the range is not inside the region.
+        #[inline]
+        #[allow(clippy::mut_from_ref)]
+        pub unsafe fn bytes_mut(&self, at: usize, len: usize) -> &mut [u8] {
+            let first = self.check(at, len);
+            // SAFETY: `check` put the range inside the region, which is valid for writes; the caller
+            // proves that it is not aliased.
+            unsafe { core::slice::from_raw_parts_mut(first.as_ptr(), len) }
+        }
+
+        #[inline]
+        fn check(&self, at: usize, len: usize) -> NonNull<u8> {
+            assert!(
+                at <= self.len && len <= self.len - at,
+                "access past the end of a region"
+            );
+            // SAFETY: at <= len of the region, which is one valid range.
+            unsafe { self.base.add(at) }
+        }
+
+        #[inline]
+        fn words(&self, at: usize, len: usize) -> &[AtomicU64] {
+            assert!(at % 8 == 0, "words are aligned");
+            let first = self.check(at, len).cast::<AtomicU64>();
+            // SAFETY: the range is valid and aligned to 8 (the base to 64, `at` to 8); AtomicU64 has
+            // the size and alignment of u64 here and any bytes are a valid value; shared mutation
+            // through atomics needs no exclusivity.
+            unsafe { core::slice::from_raw_parts(first.as_ptr(), len / 8) }
+        }
+
+        #[inline]
+        fn word(&self, at: usize) -> &AtomicU64 {
+            &self.words(at, 8)[0]
+        }
+
+        #[inline]
+        fn byte(&self, at: usize) -> &AtomicU8 {
+            let byte = self.check(at, 1).cast::<AtomicU8>();
+            // SAFETY: one valid byte; atomics may be shared.
+            unsafe { byte.as_ref() }
+        }
+    }
+
+    impl Memory for Region {
+        #[inline]
+        fn len(&self) -> usize {
+            self.len
+        }
+
+        #[inline]
+        fn load(&self, at: usize) -> u64 {
+            u64::from_le(self.word(at).load(Ordering::Relaxed))
+        }
+
+        #[inline]
+        fn load_acquire(&self, at: usize) -> u64 {
+            u64::from_le(self.word(at).load(Ordering::Acquire))
+        }
+
+        #[inline]
+        fn store(&self, at: usize, word: u64) {
+            self.word(at).store(word.to_le(), Ordering::Relaxed);
+        }
+
+        #[inline]
+        fn store_release(&self, at: usize, word: u64) {
+            self.word(at).store(word.to_le(), Ordering::Release);
+        }
+
+        #[inline]
+        fn load_byte_acquire(&self, at: usize) -> u8 {
+            self.byte(at).load(Ordering::Acquire)
+        }
+
+        #[inline]
+        fn store_byte_release(&self, at: usize, byte: u8) {
+            self.byte(at).store(byte, Ordering::Release);
+        }
+
+        #[inline]
+        fn fence_release(&self) {
+            fence(Ordering::Release);
+        }
+
+        #[inline]
+        fn fence_full(&self) {
+            fence(Ordering::SeqCst);
+        }
+
+        #[inline]
+        fn copy_in(&self, at: usize, bytes: &[u8]) {
+            let words = self.words(at, bytes.len().next_multiple_of(8));
+            for (word, chunk) in words.iter().zip(bytes.chunks(8)) {
+                word.store(word_of(chunk).to_le(), Ordering::Relaxed);
+            }
+        }
+
+        #[inline]
+        fn copy_out(&self, at: usize, bytes: &mut [u8]) {
+            let words = self.words(at, bytes.len().next_multiple_of(8));
+            for (word, chunk) in words.iter().zip(bytes.chunks_mut(8)) {
+                let word = word.load(Ordering::Relaxed).to_ne_bytes();
+                chunk.copy_from_slice(&word[..chunk.len()]);
+            }
+        }
+    }
+}

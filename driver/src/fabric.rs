@@ -1,0 +1,106 @@
+//! What every back end does for the engines.
+
+use scalerpc_core::memory::Region;
+use scalerpc_core::post::{Completion, Limits, ReadWr, WriteWr};
+
+/// Why a work request was not posted. Nothing of it has happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PostError {
+    /// The send queue is full. The engines count, so this means that they counted wrong or that the
+    /// device holds fewer than it promised; try again after a completion.
+    #[error("the send queue is full")]
+    QueueFull,
+    /// The tenancy that the WRITE names has been revoked.
+    #[error("the tenancy was revoked")]
+    Revoked,
+    /// The connection is down.
+    #[error("the connection is down")]
+    Down,
+}
+
+/// The outcome of [`Fabric::revoke`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Revocation {
+    /// The client can write no more under that tenancy.
+    Done,
+    /// A WRITE was under way; ask again.
+    Pending,
+}
+
+/// A connection that a client opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Opened {
+    /// Its seat, free until now.
+    pub seat: u32,
+    /// The nonce that its messages carry, in both directions.
+    pub owner: u64,
+    /// Offset of its response ring in the client's exposed memory.
+    pub ring_at: usize,
+    /// Offset of its staging area in the client's exposed memory.
+    pub staging_at: usize,
+}
+
+/// News about connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FabricEvent {
+    /// Server: a client has connected. Its endpoint entry and its byte of the demand map are zero, and
+    /// it may be writing already.
+    Opened(Opened),
+    /// The connection is down and fenced: nothing that the peer does reaches this side any more, and
+    /// all completions of its work requests have been given out. Server: the seat stays taken until
+    /// [`Fabric::release`].
+    Gone {
+        /// Seat (server) or number (client) of the connection.
+        connection: u32,
+    },
+}
+
+/// One end of a back end: memory, work requests, completions, peers.
+///
+/// All calls come from one thread, and none of them blocks. A server has one `Fabric` for all its
+/// connections, named by seat; a client has one per link to a server, its connections numbered from 0.
+pub trait Fabric {
+    /// What this back end can do; constant.
+    fn limits(&self) -> Limits;
+
+    /// The memory that the peer reads and writes.
+    fn exposed(&self) -> &Region;
+
+    /// The memory that only this side touches, and from which WRITEs are posted.
+    fn private(&self) -> &Region;
+
+    /// Posts a WRITE.
+    ///
+    /// Up to [`Limits::inline_max`] bytes the source is free when this returns, else when the WRITE is
+    /// known to be done. WRITEs of one connection land in order, and the bytes of each as
+    /// [`Limits::placement`] says.
+    ///
+    /// # Errors
+    ///
+    /// [`PostError`]; nothing has been posted then.
+    fn post_write(&mut self, wr: &WriteWr) -> Result<(), PostError>;
+
+    /// Posts a READ (servers only).
+    ///
+    /// # Errors
+    ///
+    /// [`PostError`]; nothing has been posted then.
+    fn post_read(&mut self, wr: &ReadWr) -> Result<(), PostError>;
+
+    /// Takes completions; returns how many were put at the front of `into`.
+    fn poll_completions(&mut self, into: &mut [Completion]) -> usize;
+
+    /// Takes one piece of news.
+    fn poll_event(&mut self) -> Option<FabricEvent>;
+
+    /// Makes sure that a client can write no more to zones of `epoch` or an earlier tenancy, without
+    /// ending its connection. Only if [`Limits::can_revoke`].
+    fn revoke(&mut self, seat: u32, epoch: u64) -> Revocation;
+
+    /// Begins to end a connection; [`FabricEvent::Gone`] follows once it is fenced. A second call does
+    /// nothing.
+    fn close(&mut self, connection: u32);
+
+    /// Server: nothing refers to the seat of a connection that is gone; it may be given out again.
+    fn release(&mut self, seat: u32);
+}

@@ -1,0 +1,1 @@
+//! A simulated fabric with virtual time, seeds and faults, and the checks that run on it

@@ -1,0 +1,1 @@
+//! Loom models of every word that two parties of ScaleRPC share
