@@ -398,14 +398,12 @@ impl Geometry {
         connection as usize * self.client_private
     }
 
-    /// Offset of the first byte after a request slot, in the client's private memory.
+    /// Offset of a request slot in the client's private memory. A message starts there; it is
+    /// right-aligned only where it lands.
     #[inline]
-    pub fn request_slot_end(&self, connection: u32, slot: u32) -> usize {
+    pub fn request_slot(&self, connection: u32, slot: u32) -> usize {
         debug_assert!(slot < self.config.window);
-        self.entry_image(connection)
-            + 2 * LINE
-            + slot as usize * self.request_stride
-            + self.request_block
+        self.entry_image(connection) + 2 * LINE + slot as usize * self.request_stride
     }
 
     fn pools_at(&self) -> usize {

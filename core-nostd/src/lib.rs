@@ -8,12 +8,18 @@
 #![no_std]
 #![deny(unsafe_code)]
 
+pub mod client;
 pub mod geometry;
 pub mod memory;
 pub mod post;
+pub mod server;
+pub mod store;
 pub mod wire;
 
+pub use client::ClientEngine;
 pub use geometry::{Geometry, GeometryConfig, GeometryError, Mapping};
 pub use memory::Memory;
 #[cfg(target_has_atomic = "64")]
 pub use memory::Region;
+pub use server::ServerEngine;
+pub use store::{Borrowed, Store};

@@ -43,6 +43,20 @@ pub trait Memory {
     /// Orders everything before it against everything after it (a sequentially consistent fence).
     fn fence_full(&self);
 
+    /// Copies `len` bytes (a multiple of 8) from `source`, word by word in increasing address order,
+    /// unordered but for the last word, which is stored after all others (release).
+    fn copy_from(&self, at: usize, source: &Self, source_at: usize, len: usize) {
+        for done in (0..len).step_by(8) {
+            let word = source.load(source_at + done);
+            if done + 8 < len {
+                self.store(at + done, word);
+            } else {
+                // Ordering: the last word is the `valid` of a message; pairs with its poller's acquire.
+                self.store_release(at + done, word);
+            }
+        }
+    }
+
     /// Copies `bytes` to `at` (a multiple of 8), unordered. The last word is padded with zeros, so up
     /// to 7 bytes after the range are written too.
     fn copy_in(&self, at: usize, bytes: &[u8]) {
@@ -128,28 +142,6 @@ mod region {
             // SAFETY: at <= len, so the address is inside the range that `new` requires to be valid.
             let base = unsafe { self.base.add(at) };
             Some(Self { base, len })
-        }
-
-        /// Copies `len` bytes (a multiple of 8) from `source`, word by word in increasing address
-        /// order, unordered but for the last word, which is stored after all others (release).
-        ///
-        /// # Panics
-        ///
-        /// If either range is not inside its region, or not made of whole words.
-        #[inline]
-        pub fn copy_from(&self, at: usize, source: &Region, source_at: usize, len: usize) {
-            if len == 0 {
-                return;
-            }
-            assert!(len % 8 == 0, "whole words are copied");
-            let to = self.words(at, len);
-            let from = source.words(source_at, len);
-            for (to, from) in to.iter().zip(from).take(len / 8 - 1) {
-                to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
-            }
-            let last = len / 8 - 1;
-            // Ordering: the last word is the `valid` of a message; pairs with the acquire of its poller.
-            to[last].store(from[last].load(Ordering::Relaxed), Ordering::Release);
         }
 
         /// The bytes of a message that this party owns now.
@@ -266,6 +258,20 @@ mod region {
         #[inline]
         fn fence_full(&self) {
             fence(Ordering::SeqCst);
+        }
+
+        #[inline]
+        fn copy_from(&self, at: usize, source: &Self, source_at: usize, len: usize) {
+            debug_assert!(len % 8 == 0, "whole words are copied");
+            let Some((last, to)) = self.words(at, len).split_last() else {
+                return;
+            };
+            let from = source.words(source_at, len);
+            for (to, from) in to.iter().zip(from) {
+                to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+            }
+            // Ordering: as in the trait.
+            last.store(from[to.len()].load(Ordering::Relaxed), Ordering::Release);
         }
 
         #[inline]

@@ -151,6 +151,15 @@ pub struct Limits {
     pub placement: crate::wire::Placement,
 }
 
+impl Limits {
+    /// True if a send queue holds the READs of a full window, and a WRITE besides.
+    pub fn suffice(&self, geometry: &Geometry) -> bool {
+        self.sge_max > 0
+            && self.sq_depth >= 4
+            && self.sq_depth > geometry.window().div_ceil(self.sge_max)
+    }
+}
+
 /// Counts the work requests of one connection (rule R11).
 ///
 /// A completion is asked for at least every half of the depth, so a full queue always holds a work
@@ -185,6 +194,11 @@ impl SendQueue {
     #[inline]
     pub fn outstanding(&self) -> u32 {
         self.posted.wrapping_sub(self.retired)
+    }
+
+    /// Sequence number of the last one that was posted.
+    pub fn last(&self) -> u32 {
+        self.posted
     }
 
     /// Counts one more; returns its sequence number and whether it has to be signaled.

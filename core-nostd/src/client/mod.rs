@@ -1,0 +1,521 @@
+//! The client engine: one connection's calls.
+//!
+//! ```text
+//!            endpoint entry written            first response
+//!   Idle ───────────────────────────▶ Warmup ─────────────────▶ Process
+//!    ▲                                                             │
+//!    └──────────────── context switch event ◀──────────────────────┘
+//! ```
+//!
+//! Calls are numbered from 1 and sent in that order. A call that cannot be sent yet is *parked*: its
+//! request lies ready in private memory, and goes out with the next endpoint entry or, in state
+//! Process, by a WRITE straight into the zone. After a switch event every call that the server did not
+//! take is parked again (rule R3).
+
+mod ring;
+
+pub use ring::{Answer, Failed};
+
+use crate::geometry::{Geometry, Mapping};
+use crate::memory::Memory;
+use crate::post::{Completion, Limits, SendQueue, WcStatus, WrId, WrKind, WriteWr};
+use crate::store::Store;
+use crate::wire::{self, Entry, Head, LINE, Placement};
+
+/// No index.
+const NONE: u32 = u32::MAX;
+
+/// The client states of the paper, and the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClientState {
+    /// Not served, and nothing is staged.
+    Idle,
+    /// A batch is staged, and its endpoint entry written.
+    Warmup,
+    /// Served: requests are written straight into the zone.
+    Process,
+    /// The connection is down; calls only end with errors.
+    Lost,
+}
+
+/// Why a call was not accepted. Nothing has happened, and nothing will.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CallError {
+    /// The request is larger than a block holds.
+    TooLarge {
+        /// Largest request, in bytes.
+        max: usize,
+    },
+    /// As many calls are outstanding as the window allows; take an answer first.
+    WindowFull,
+    /// The connection is down.
+    Lost,
+}
+
+impl core::fmt::Display for CallError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Self::TooLarge { max } => write!(
+                f,
+                "the request is larger than the {max} bytes that the server takes; \
+                 send a descriptor of the data instead, or raise the server's request_max_bytes"
+            ),
+            Self::WindowFull => {
+                f.write_str("the window is full of outstanding calls; poll for an answer first")
+            }
+            Self::Lost => f.write_str("the connection is down; connect again"),
+        }
+    }
+}
+
+impl core::error::Error for CallError {}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+enum RecordState {
+    #[default]
+    Free,
+    /// Accepted, not answered.
+    Outstanding,
+    /// Answered, but the WRITE of its request is not known to be done: its slot may not be reused.
+    Held,
+}
+
+/// The record of one outstanding call.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CallRecord {
+    number: u64,
+    /// The caller's own.
+    tag: u64,
+    /// Bytes of the whole message in the request slot.
+    span: u32,
+    /// Of the WRITE that has the request slot as its source, if there was one.
+    sequence: Option<u32>,
+    state: RecordState,
+    cancelled: bool,
+}
+
+/// Where a connection belongs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClientConn {
+    /// Its number on the link, from 0.
+    pub connection: u32,
+    /// Its seat at the server.
+    pub seat: u32,
+    /// The nonce of its messages.
+    pub owner: u64,
+}
+
+/// What happened so far on one connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ClientCounters {
+    /// Calls accepted.
+    pub calls: u64,
+    /// Calls that ended with an answer.
+    pub answered: u64,
+    /// Calls that ended because the connection was lost.
+    pub failed: u64,
+    /// Calls whose answer is not wanted any more.
+    pub cancelled: u64,
+    /// Endpoint entries written.
+    pub entries: u64,
+    /// Requests staged; a call may be staged more than once.
+    pub staged: u64,
+    /// Requests written straight into a zone.
+    pub direct_writes: u64,
+    /// Switch events taken.
+    pub switch_events: u64,
+    /// WRITEs that a revoked tenancy refused.
+    pub refused: u64,
+}
+
+/// See the [module](self).
+pub struct ClientEngine<S: Store> {
+    geometry: Geometry,
+    limits: Limits,
+    conn: ClientConn,
+    state: ClientState,
+    /// The number of the next call that is accepted.
+    next_call: u64,
+    /// Calls up to this one are with the server, or on their way; later ones are parked.
+    sent: u64,
+    /// The latest call that was answered.
+    answered_max: u64,
+    outstanding: u32,
+    /// The tenancy that the server last told of.
+    epoch: u64,
+    /// The tenancy that the server was last told is quiet.
+    quiet: u64,
+    pool: u32,
+    zone: u32,
+    /// Number of the last endpoint entry.
+    entry: u64,
+    /// The entry is written, but not yet the byte in the demand map.
+    demand_owed: bool,
+    /// The tenancy was revoked, and its switch event is yet to come.
+    barred: bool,
+    /// The position in the response ring that is looked at.
+    ring_next: u64,
+    sq: SendQueue,
+    /// As it was before the last post, for one that is refused.
+    sq_before: SendQueue,
+    /// Of the last WRITE whose source is the entry image or a word beside it.
+    words: Option<u32>,
+    calls: S::Array<CallRecord>,
+    /// The record of call n is at n mod window, for each n that may have to be sent (again).
+    order: S::Array<u32>,
+    counters: ClientCounters,
+}
+
+impl<S: Store> ClientEngine<S> {
+    /// A connection without calls. Both arrays have one element per block of the window, and are reset.
+    ///
+    /// `None` if an array has another length, or `limits` do not [suffice](Limits::suffice).
+    pub fn new(
+        geometry: Geometry,
+        limits: Limits,
+        conn: ClientConn,
+        mut calls: S::Array<CallRecord>,
+        mut order: S::Array<u32>,
+    ) -> Option<Self> {
+        let window = geometry.window() as usize;
+        if calls.len() != window || order.len() != window || !limits.suffice(&geometry) {
+            return None;
+        }
+        calls.fill(CallRecord::default());
+        order.fill(NONE);
+        let (state, epoch) = match geometry.mapping() {
+            Mapping::Virtual => (ClientState::Idle, 0),
+            // The zone with the seat's number is this connection's for as long as it lives.
+            Mapping::Static => (ClientState::Process, 1),
+        };
+        Some(Self {
+            geometry,
+            limits,
+            conn,
+            state,
+            next_call: 1,
+            sent: 0,
+            answered_max: 0,
+            outstanding: 0,
+            epoch,
+            quiet: epoch,
+            pool: 0,
+            zone: conn.seat,
+            entry: 0,
+            demand_owed: false,
+            barred: false,
+            ring_next: 1,
+            sq: SendQueue::new(limits.sq_depth),
+            sq_before: SendQueue::new(limits.sq_depth),
+            words: None,
+            calls,
+            order,
+            counters: ClientCounters::default(),
+        })
+    }
+
+    /// The state.
+    pub fn state(&self) -> ClientState {
+        self.state
+    }
+
+    /// Calls that were accepted and have not ended.
+    pub fn outstanding(&self) -> u32 {
+        self.outstanding
+    }
+
+    /// Calls that are parked: accepted, but not with the server.
+    pub fn parked(&self) -> u64 {
+        self.next_call - 1 - self.sent
+    }
+
+    /// What happened so far.
+    pub fn counters(&self) -> ClientCounters {
+        self.counters
+    }
+
+    /// True if the server may have something for this connection, or the connection for the server:
+    /// it is to be polled. An idle one need not be.
+    #[inline]
+    pub fn is_busy(&self) -> bool {
+        self.outstanding > 0
+            || self.quiet != self.epoch
+            || self.demand_owed
+            || (self.state == ClientState::Process && self.geometry.mapping() == Mapping::Virtual)
+    }
+
+    /// Accepts a call: copies the request, and numbers it. `tag` comes back with the answer.
+    ///
+    /// # Errors
+    ///
+    /// [`CallError`]; nothing has happened then.
+    #[inline]
+    pub fn call<M: Memory>(
+        &mut self,
+        method: u16,
+        request: &[u8],
+        tag: u64,
+        private: &M,
+    ) -> Result<u64, CallError> {
+        if self.state == ClientState::Lost {
+            return Err(CallError::Lost);
+        }
+        let max = self.geometry.request_max_bytes();
+        if request.len() > max {
+            return Err(CallError::TooLarge { max });
+        }
+        let window = self.geometry.window();
+        let number = self.next_call;
+        // The block of call n - window is free once the server took that call; it takes calls in
+        // order, so an answer to it or to a later one shows that.
+        if self.outstanding == window || number > self.answered_max + u64::from(window) {
+            return Err(CallError::WindowFull);
+        }
+        let slot = self.free_record().ok_or(CallError::WindowFull)?;
+        let head = Head {
+            len: request.len() as u32,
+            tag: method,
+            flags: 0,
+            slot: slot | (number as u32) << 16,
+        };
+        let span = wire::span(request.len(), 0);
+        let start = self.geometry.request_slot(self.conn.connection, slot);
+        private.copy_in(start, request);
+        let placement = self.limits.placement;
+        wire::seal(
+            private,
+            start + span,
+            self.conn.owner,
+            head,
+            None,
+            number,
+            placement,
+        );
+        self.calls[slot as usize] = CallRecord {
+            number,
+            tag,
+            span: span as u32,
+            sequence: None,
+            state: RecordState::Outstanding,
+            cancelled: false,
+        };
+        self.order[(number & u64::from(window - 1)) as usize] = slot;
+        self.next_call += 1;
+        self.outstanding += 1;
+        self.counters.calls += 1;
+        Ok(number)
+    }
+
+    fn free_record(&mut self) -> Option<u32> {
+        // In the steady state the record of call n - window is the one that became free.
+        let window = self.calls.len() as u32;
+        let first = self.next_call as u32 & (window - 1);
+        (0..window)
+            .map(|i| (first + i) & (window - 1))
+            .find(|&slot| self.is_free(slot))
+    }
+
+    fn is_free(&mut self, slot: u32) -> bool {
+        let record = &mut self.calls[slot as usize];
+        if record.state == RecordState::Held && record.sequence.is_none_or(|it| self.sq.is_done(it))
+        {
+            record.state = RecordState::Free;
+        }
+        record.state == RecordState::Free
+    }
+
+    /// The answer to a call is not wanted any more. The call itself may run all the same, and its place
+    /// in the window is taken until the server has answered.
+    ///
+    /// False if the call is not outstanding.
+    pub fn cancel(&mut self, number: u64) -> bool {
+        let found = self.calls.iter_mut().find(|record| {
+            record.number == number && record.state == RecordState::Outstanding && !record.cancelled
+        });
+        if let Some(record) = found {
+            record.cancelled = true;
+            self.counters.cancelled += 1;
+            return true;
+        }
+        false
+    }
+
+    /// The next WRITE to post, if there is one. If the back end refuses it because the tenancy was
+    /// revoked, [`refused`](Self::refused) takes it back.
+    #[inline]
+    pub fn next_write<M: Memory>(&mut self, exposed: &M, private: &M) -> Option<WriteWr> {
+        self.sq_before = self.sq;
+        if self.demand_owed {
+            return self.write_demand(private);
+        }
+        match self.state {
+            ClientState::Process if self.sent + 1 < self.next_call => self.write_block(),
+            ClientState::Idle if self.sent + 1 < self.next_call => {
+                self.write_entry(exposed, private)
+            }
+            ClientState::Idle if self.quiet != self.epoch => self.write_quiet(private),
+            _ => None,
+        }
+    }
+
+    /// State Process: the next parked request, straight into the zone.
+    #[inline]
+    fn write_block(&mut self) -> Option<WriteWr> {
+        if self.barred || !self.sq.has_room(1) {
+            return None;
+        }
+        let number = self.sent + 1;
+        let slot = self.slot_of(number);
+        // A window of requests fits the queue, so half of a window between signals would do; the
+        // queue's own rule is as good, and slots wait for their completion only if the window is
+        // deeper than the queue.
+        let inline = self.calls[slot as usize].span as usize <= self.limits.inline_max;
+        let (sequence, signaled) = self.sq.post(!inline && self.signal_now(number));
+        let record = &mut self.calls[slot as usize];
+        record.sequence = (!inline).then_some(sequence);
+        let len = record.span as usize;
+        self.sent = number;
+        self.counters.direct_writes += 1;
+        Some(WriteWr {
+            connection: self.conn.connection,
+            local: self.geometry.request_slot(self.conn.connection, slot),
+            remote: self.geometry.block_end(self.pool, self.zone, number) - len,
+            len,
+            epoch: (self.geometry.mapping() == Mapping::Virtual).then_some(self.epoch),
+            signaled,
+            wr_id: self.wr_id(sequence),
+        })
+    }
+
+    /// Request slots come back with completions, so twice a window one is asked for.
+    fn signal_now(&self, number: u64) -> bool {
+        number % u64::from(self.geometry.window().div_ceil(2)) == 0
+    }
+
+    fn slot_of(&self, number: u64) -> u32 {
+        self.order[(number & u64::from(self.geometry.window() - 1)) as usize]
+    }
+
+    fn wr_id(&self, sequence: u32) -> WrId {
+        WrId::new(WrKind::Write, 0, self.conn.connection, sequence)
+    }
+
+    /// True if the entry image and the words beside it may be written anew.
+    fn words_free(&self) -> bool {
+        self.words.is_none_or(|sequence| self.sq.is_done(sequence))
+    }
+
+    /// State Idle: stages all parked requests, and writes the endpoint entry.
+    fn write_entry<M: Memory>(&mut self, exposed: &M, private: &M) -> Option<WriteWr> {
+        if !self.sq.has_room(2) || !self.words_free() {
+            return None;
+        }
+        let first_call = self.sent + 1;
+        let count = (self.next_call - first_call) as u32;
+        let spans = (first_call..self.next_call).map(|n| self.calls[self.slot_of(n) as usize].span);
+        let stride = spans.max()?;
+        let staging = self.geometry.staging(self.conn.connection);
+        let mut end = staging;
+        for number in first_call..self.next_call {
+            end += stride as usize;
+            let slot = self.slot_of(number);
+            let len = self.calls[slot as usize].span as usize;
+            let from = self.geometry.request_slot(self.conn.connection, slot);
+            exposed.copy_from(end - len, private, from, len);
+        }
+        let image = self.geometry.entry_image(self.conn.connection);
+        self.entry += 1;
+        self.quiet = self.epoch;
+        let entry = Entry {
+            quiet_epoch: self.quiet,
+            first_call,
+            staged_at: staging as u64,
+            stride,
+            count,
+        };
+        entry.seal(
+            private,
+            image,
+            self.conn.owner,
+            self.entry,
+            self.limits.placement,
+        );
+        self.sent = self.next_call - 1;
+        self.state = ClientState::Warmup;
+        self.demand_owed = true;
+        self.counters.entries += 1;
+        self.counters.staged += u64::from(count);
+        let remote = self.geometry.endpoint(self.conn.seat);
+        Some(self.write_words(image, remote, LINE, false))
+    }
+
+    /// After the entry: the byte that tells the server to look at it.
+    fn write_demand<M: Memory>(&mut self, private: &M) -> Option<WriteWr> {
+        if !self.sq.has_room(1) {
+            return None;
+        }
+        self.demand_owed = false;
+        let local = self.geometry.entry_image(self.conn.connection) + LINE;
+        private.store_byte_release(local, self.entry as u8);
+        let remote = self.geometry.demand_byte(self.conn.seat);
+        Some(self.write_words(local, remote, 1, true))
+    }
+
+    /// State Idle, nothing to send: only the word that says that the last tenancy is quiet.
+    fn write_quiet<M: Memory>(&mut self, private: &M) -> Option<WriteWr> {
+        if !self.sq.has_room(1) || !self.words_free() {
+            return None;
+        }
+        self.quiet = self.epoch;
+        let local = self.geometry.entry_image(self.conn.connection) + LINE + 8;
+        private.store(local, self.quiet);
+        let remote = self.geometry.endpoint(self.conn.seat) + wire::ENTRY_QUIET_AT;
+        Some(self.write_words(local, remote, 8, true))
+    }
+
+    fn write_words(&mut self, local: usize, remote: usize, len: usize, last: bool) -> WriteWr {
+        let inline = len <= self.limits.inline_max;
+        let (sequence, signaled) = self.sq.post(!inline && last);
+        self.words = (!inline).then_some(sequence);
+        WriteWr {
+            connection: self.conn.connection,
+            local,
+            remote,
+            len,
+            epoch: None,
+            signaled,
+            wr_id: self.wr_id(sequence),
+        }
+    }
+
+    /// The back end refused the last WRITE of [`next_write`](Self::next_write), because its tenancy is
+    /// revoked. The call is parked again; the switch event that says so is on its way.
+    pub fn refused(&mut self) {
+        self.sq = self.sq_before;
+        let slot = self.slot_of(self.sent);
+        self.calls[slot as usize].sequence = None;
+        self.sent -= 1;
+        self.barred = true;
+        self.counters.direct_writes -= 1;
+        self.counters.refused += 1;
+    }
+
+    /// A work request completed.
+    pub fn completed(&mut self, completion: Completion) {
+        self.sq.retire(completion.wr_id.sequence());
+        if completion.status != WcStatus::Success {
+            self.lost();
+        }
+    }
+
+    /// The connection is down. Its calls end through [`take_failed`](Self::take_failed).
+    pub fn lost(&mut self) {
+        self.state = ClientState::Lost;
+        self.demand_owed = false;
+        self.quiet = self.epoch;
+    }
+
+    fn placement(&self) -> Placement {
+        self.limits.placement
+    }
+}

@@ -1,0 +1,179 @@
+//! What comes from the server: answers, zones, and switch events.
+
+use super::{ClientEngine, ClientState, RecordState};
+use crate::memory::Memory;
+use crate::store::Store;
+use crate::wire::{
+    self, Ext, FLAG_ACTIVATE, FLAG_CONTROL, FLAG_SWITCH, Message, Status, Violation,
+};
+
+/// The answer to a call.
+///
+/// Its bytes stay in place until the caller has let as many further answers come as the ring has slots
+/// beyond the window; so look at them before the next call is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// The call's number.
+    pub call: u64,
+    /// The caller's own, as given to `call`.
+    pub tag: u64,
+    /// How the call ended.
+    pub status: Status,
+    /// Offset of the payload in exposed memory.
+    pub payload_at: usize,
+    /// Its bytes.
+    pub payload_len: usize,
+}
+
+/// A call that ended without an answer, because the connection was lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Failed {
+    /// The call's number.
+    pub call: u64,
+    /// The caller's own, as given to `call`.
+    pub tag: u64,
+    /// False: it certainly did not run (`NotSent`). True: nobody knows (`Unknown`).
+    pub may_have_run: bool,
+}
+
+impl<S: Store> ClientEngine<S> {
+    /// Takes the next message of the response ring, and messages without an answer before it.
+    ///
+    /// # Errors
+    ///
+    /// A [`Violation`] by the server; the connection is lost then.
+    #[inline]
+    pub fn poll<M: Memory>(&mut self, exposed: &M) -> Result<Option<Answer>, Violation> {
+        while self.state != ClientState::Lost {
+            let Some(message) = self.look(exposed)? else {
+                break;
+            };
+            match self.receive(message) {
+                Ok(Some(answer)) => return Ok(Some(answer)),
+                Ok(None) => {}
+                Err(why) => {
+                    self.lost();
+                    return Err(why);
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    #[inline]
+    fn look<M: Memory>(&mut self, exposed: &M) -> Result<Option<Message>, Violation> {
+        let ring = self.geometry.ring(self.conn.connection);
+        let end = ring + self.geometry.ring_slot_end(self.ring_next);
+        let size = self.geometry.response_block_bytes();
+        let owner = self.conn.owner;
+        wire::observe(exposed, end, size, owner, self.ring_next, self.placement())
+            .inspect_err(|_| self.lost())
+    }
+
+    /// `None`: it answers no call, or one that was cancelled.
+    fn receive(&mut self, message: Message) -> Result<Option<Answer>, Violation> {
+        let flags = message.head.flags;
+        self.ring_next += 1;
+        let ext = message.ext.unwrap_or_default();
+        if flags & (FLAG_ACTIVATE | FLAG_SWITCH) != 0 && message.ext.is_none() {
+            return Err(Violation::Flags);
+        }
+        let answer = match flags & FLAG_CONTROL {
+            0 => self.answer(&message)?,
+            _ => None,
+        };
+        if flags & FLAG_ACTIVATE != 0 {
+            self.activate(ext)?;
+        }
+        if flags & FLAG_SWITCH != 0 {
+            self.switch(ext)?;
+        }
+        Ok(answer)
+    }
+
+    fn answer(&mut self, message: &Message) -> Result<Option<Answer>, Violation> {
+        let slot = message.head.slot;
+        let record = self
+            .calls
+            .get_mut((slot & 0xffff) as usize)
+            .ok_or(Violation::Slot)?;
+        let right = record.state == RecordState::Outstanding
+            && record.number as u16 == (slot >> 16) as u16
+            && record.number <= self.sent;
+        if !right {
+            return Err(Violation::Slot);
+        }
+        record.state = RecordState::Held;
+        self.outstanding -= 1;
+        self.answered_max = self.answered_max.max(record.number);
+        if record.cancelled {
+            return Ok(None);
+        }
+        self.counters.answered += 1;
+        Ok(Some(Answer {
+            call: record.number,
+            tag: record.tag,
+            status: Status(message.head.tag),
+            payload_at: message.payload,
+            payload_len: message.head.len as usize,
+        }))
+    }
+
+    /// The first response of a tenancy: it says where to write from now on.
+    fn activate(&mut self, ext: Ext) -> Result<(), Violation> {
+        let exists = ext.pool < self.geometry.pools() && ext.zone < self.geometry.zones();
+        if self.state != ClientState::Warmup || !exists || ext.epoch <= self.epoch {
+            return Err(Violation::Mapping);
+        }
+        self.state = ClientState::Process;
+        self.epoch = ext.epoch;
+        // Until the tenancy is over there is nothing to be quiet about.
+        self.quiet = ext.epoch;
+        self.pool = ext.pool;
+        self.zone = ext.zone;
+        Ok(())
+    }
+
+    /// The tenancy is over: calls after `consumed` did not run, and will not unless sent again.
+    fn switch(&mut self, ext: Ext) -> Result<(), Violation> {
+        let expected = match self.state {
+            ClientState::Warmup => ext.epoch > self.epoch,
+            ClientState::Process => ext.epoch == self.epoch,
+            ClientState::Idle | ClientState::Lost => false,
+        };
+        // Everything that was answered had been consumed.
+        if !expected || ext.consumed < self.answered_max || ext.consumed > self.sent {
+            return Err(Violation::Mapping);
+        }
+        self.state = ClientState::Idle;
+        self.sent = ext.consumed;
+        self.epoch = ext.epoch;
+        self.quiet = 0;
+        self.barred = false;
+        self.counters.switch_events += 1;
+        Ok(())
+    }
+
+    /// After the connection was lost: the next call that ends without an answer.
+    pub fn take_failed(&mut self) -> Option<Failed> {
+        if self.state != ClientState::Lost || self.outstanding == 0 {
+            return None;
+        }
+        for record in self.calls.iter_mut() {
+            if record.state != RecordState::Outstanding {
+                continue;
+            }
+            record.state = RecordState::Free;
+            self.outstanding -= 1;
+            if !record.cancelled {
+                self.counters.failed += 1;
+                return Some(Failed {
+                    call: record.number,
+                    tag: record.tag,
+                    may_have_run: record.number <= self.sent,
+                });
+            }
+        }
+        None
+    }
+}

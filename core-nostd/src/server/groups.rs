@@ -1,0 +1,194 @@
+//! Groups: who belongs to which, who in them waits, and whose turn is next.
+
+use super::records::{Group, NONE};
+use super::{Queue, ServerEngine};
+use crate::store::Store;
+
+impl<S: Store> ServerEngine<S> {
+    /// Puts a new connection into a group that is not full, or into a new one.
+    pub(super) fn join_group(&mut self, seat: u32) {
+        let count = self.memory.groups.len() as u32;
+        let size = self.geometry.group_size();
+        // Other groups lose members, so the search goes around; it begins at the last hit.
+        let group = (0..count)
+            .map(|i| (self.fill_group + i) % count)
+            .find(|&group| {
+                let len = self.memory.groups[group as usize].len;
+                len > 0 && len < size
+            })
+            .or_else(|| (0..count).find(|&group| self.memory.groups[group as usize].len == 0));
+        // One group more than full groups can be: there always is one.
+        let Some(group) = group else { return };
+        self.fill_group = group;
+        self.add_member(group, seat);
+    }
+
+    fn add_member(&mut self, group: u32, seat: u32) {
+        let record = &mut self.memory.groups[group as usize];
+        if record.len == 0 {
+            self.counters.groups += 1;
+        }
+        record.len += 1;
+        let next = record.members;
+        record.members = seat;
+        let conn = &mut self.memory.conns[seat as usize];
+        conn.group = group;
+        conn.member_prev = NONE;
+        conn.member_next = next;
+        if next != NONE {
+            self.memory.conns[next as usize].member_prev = seat;
+        }
+    }
+
+    /// Takes a connection out of its group.
+    pub(super) fn leave_group(&mut self, seat: u32) {
+        let conn = &mut self.memory.conns[seat as usize];
+        let (group, prev, next) = (conn.group, conn.member_prev, conn.member_next);
+        conn.group = NONE;
+        if next != NONE {
+            self.memory.conns[next as usize].member_prev = prev;
+        }
+        let record = &mut self.memory.groups[group as usize];
+        record.len -= 1;
+        if record.len == 0 {
+            self.counters.groups -= 1;
+        }
+        match prev {
+            NONE => record.members = next,
+            prev => self.memory.conns[prev as usize].member_next = next,
+        }
+    }
+
+    /// A connection has demand and no zone: it waits in its group, and its group for its turn.
+    pub(super) fn wait(&mut self, seat: u32) {
+        let conn = &mut self.memory.conns[seat as usize];
+        debug_assert!(!conn.waiting);
+        conn.waiting = true;
+        conn.next = NONE;
+        let group = conn.group;
+        let record = &mut self.memory.groups[group as usize];
+        let tail = record.wait_tail;
+        record.wait_tail = seat;
+        match tail {
+            NONE => record.wait_head = seat,
+            tail => self.memory.conns[tail as usize].next = seat,
+        }
+        self.queue_group(group);
+    }
+
+    /// Puts a group that has waiting connections at the end of the queue of groups.
+    pub(super) fn queue_group(&mut self, group: u32) {
+        let record = &mut self.memory.groups[group as usize];
+        if record.queued || record.wait_head == NONE {
+            return;
+        }
+        record.queued = true;
+        record.next = NONE;
+        let tail = self.ready.tail;
+        self.ready.tail = group;
+        match tail {
+            NONE => self.ready.head = group,
+            tail => self.memory.groups[tail as usize].next = group,
+        }
+    }
+
+    /// The first waiting connection of a group.
+    pub(super) fn take_waiting(&mut self, group: u32) -> Option<u32> {
+        let record = &mut self.memory.groups[group as usize];
+        let seat = record.wait_head;
+        if seat == NONE {
+            return None;
+        }
+        let conn = &mut self.memory.conns[seat as usize];
+        conn.waiting = false;
+        record.wait_head = conn.next;
+        if record.wait_head == NONE {
+            record.wait_tail = NONE;
+        }
+        Some(seat)
+    }
+
+    /// Takes a connection out of the middle of its group's queue.
+    pub(super) fn unwait(&mut self, seat: u32) {
+        let group = self.memory.conns[seat as usize].group;
+        let (mut prev, mut at) = (NONE, self.memory.groups[group as usize].wait_head);
+        while at != NONE && at != seat {
+            (prev, at) = (at, self.memory.conns[at as usize].next);
+        }
+        if at == NONE {
+            return;
+        }
+        let conn = &mut self.memory.conns[seat as usize];
+        let next = conn.next;
+        conn.waiting = false;
+        let record = &mut self.memory.groups[group as usize];
+        if record.wait_tail == seat {
+            record.wait_tail = prev;
+        }
+        match prev {
+            NONE => record.wait_head = next,
+            prev => self.memory.conns[prev as usize].next = next,
+        }
+    }
+
+    /// The group whose turn is next. Groups that have lost their demand are skipped.
+    pub(super) fn take_ready(&mut self) -> Option<u32> {
+        while self.ready.head != NONE {
+            let group = self.ready.head;
+            let record = &mut self.memory.groups[group as usize];
+            record.queued = false;
+            self.ready.head = record.next;
+            if self.ready.head == NONE {
+                self.ready = Queue {
+                    head: NONE,
+                    tail: NONE,
+                };
+            }
+            if self.memory.groups[group as usize].wait_head != NONE {
+                return Some(group);
+            }
+        }
+        None
+    }
+
+    /// Looks at one group: if it and another small one are both quiet, and fit into one of at most
+    /// 1.5 times the default size, they become one (section 3.4 of the paper; lazily).
+    pub(super) fn merge_step(&mut self) {
+        let count = self.memory.groups.len() as u32;
+        if count < 2 {
+            return;
+        }
+        self.merge_cursor = (self.merge_cursor + 1) % count;
+        let from = self.merge_cursor;
+        if !self.may_merge(from) {
+            return;
+        }
+        let size = self.geometry.group_size();
+        let len = self.memory.groups[from as usize].len;
+        let into = (0..count).find(|&into| {
+            let other = self.memory.groups[into as usize].len;
+            into != from && other > 0 && other + len <= size + size / 2 && !self.is_served(into)
+        });
+        if let Some(into) = into {
+            while self.memory.groups[from as usize].len > 0 {
+                let seat = self.memory.groups[from as usize].members;
+                self.leave_group(seat);
+                self.add_member(into, seat);
+            }
+            self.counters.merges += 1;
+        }
+    }
+
+    /// Small (below half of the default size), without demand, and not served.
+    fn may_merge(&self, group: u32) -> bool {
+        let Group { len, wait_head, .. } = self.memory.groups[group as usize];
+        len > 0
+            && len < self.geometry.group_size().div_ceil(2)
+            && wait_head == NONE
+            && !self.is_served(group)
+    }
+
+    fn is_served(&self, group: u32) -> bool {
+        self.tenancies.iter().any(|tenancy| tenancy.group == group)
+    }
+}

@@ -1,0 +1,571 @@
+//! The server engine: connection grouping, virtualized mapping, warmup, and the context switch.
+//!
+//! ```text
+//!              demand seen            READ posted           READs done
+//!   Idle ───────────────▶ (waiting) ─────────────▶ Fetching ─────────▶ Active
+//!    ▲                                                                   │ switch event sent
+//!    └────────────── quiet message, revocation or fence ◀──── Leaving ◀──┘
+//! ```
+//!
+//! A caller drives it from one thread: [`ServerEngine::next_action`] until it says
+//! [`Action::Idle`], posting what it asks for and running the handler for each [`Action::Call`];
+//! completions and news about connections go in between.
+
+mod groups;
+mod quarantine;
+mod records;
+mod schedule;
+mod serve;
+
+pub use records::{Conn, ConnState, Group, SendSlot, ServerMemory, ServerSizes, Zone, ZoneState};
+
+use crate::geometry::{Geometry, Mapping};
+use crate::memory::Memory;
+use crate::post::{Completion, Limits, ReadWr, SendQueue, WcStatus, WrKind, WriteWr};
+use crate::store::Store;
+use crate::wire::Violation;
+use records::NONE;
+use schedule::Step;
+
+/// What a server may be tuned with. Times are in nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ServerConfig {
+    /// How long a group is served while others wait. The paper's evaluation uses 100 us.
+    pub time_slice_ns: u64,
+    /// A group from which nothing has come for this long yields to one that is ready, before its
+    /// slice is over.
+    pub idle_switch_ns: u64,
+    /// A client that has not answered its switch event for this long has its tenancy revoked, where
+    /// the back end can do that.
+    pub revoke_after_ns: u64,
+    /// Where it cannot, a client that has not answered for this long is fenced, which ends its
+    /// connection.
+    pub fence_after_ns: u64,
+    /// Most calls that are taken from one connection before the next one is looked at.
+    pub burst: u32,
+}
+
+impl Default for ServerConfig {
+    fn default() -> Self {
+        Self {
+            time_slice_ns: 100_000,
+            idle_switch_ns: 10_000,
+            revoke_after_ns: 200_000,
+            fence_after_ns: 1_000_000_000,
+            burst: 8,
+        }
+    }
+}
+
+/// A connection that the back end has accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpenConn {
+    /// Its seat; free.
+    pub seat: u32,
+    /// The nonce of its messages.
+    pub owner: u64,
+    /// Offset of its response ring in the client's exposed memory.
+    pub ring_at: usize,
+    /// Offset of its staging area there.
+    pub staging_at: usize,
+}
+
+/// A request that was taken: run the handler, then [`ServerEngine::reply`].
+///
+/// Until then the request's bytes belong to the server, and so do those of the response buffer.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "a call that was taken has to be answered"]
+pub struct Call {
+    /// Seat of the connection.
+    pub seat: u32,
+    /// The call's number.
+    pub number: u64,
+    /// What to run.
+    pub method: u16,
+    /// Offset of the request's payload in exposed memory.
+    pub request_at: usize,
+    /// Its bytes.
+    pub request_len: usize,
+    /// Offset, in private memory, where the response's payload goes; there is room for the
+    /// geometry's `response_max_bytes`.
+    pub response_at: usize,
+    generation: u32,
+    client_slot: u32,
+    send_slot: u32,
+}
+
+/// What is to be done next.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "an action that is not carried out is lost"]
+pub enum Action {
+    /// Run the handler.
+    Call(Call),
+    /// Post a WRITE.
+    Write(WriteWr),
+    /// Post a READ.
+    Read(ReadWr),
+    /// Revoke the connection's tenancies up to this epoch; then [`ServerEngine::revoked`].
+    Revoke {
+        /// Seat of the connection.
+        seat: u32,
+        /// The last tenancy that is revoked.
+        epoch: u64,
+    },
+    /// Fence the connection and end it; then, once that is done, [`ServerEngine::gone`].
+    Close {
+        /// Seat of the connection.
+        seat: u32,
+        /// What it did, if it did something.
+        why: Option<Violation>,
+    },
+    /// Nothing now. A round is over: let others have the core, and come back.
+    Idle,
+}
+
+/// What happened so far. All numbers only grow, except for the gauges at the end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Requests taken.
+    pub calls: u64,
+    /// Of those, the ones that came by a WRITE straight into the pool.
+    pub direct_writes: u64,
+    /// Of those, the ones that were fetched from a staging area.
+    pub staged_calls: u64,
+    /// READs of staged batches.
+    pub warmup_reads: u64,
+    /// Slices begun: at a switch, and when a group goes on because no other has demand.
+    pub slices: u64,
+    /// Context switches: a pool was taken from one group and the other pool given to the next.
+    pub switches: u64,
+    /// Switch events that rode on a response.
+    pub switch_events_ridden: u64,
+    /// Switch events that took a WRITE of their own.
+    pub switch_events_extra: u64,
+    /// Zones that entered quarantine.
+    pub quarantined_zones: u64,
+    /// Zones that a quiet message freed.
+    pub zones_quiet: u64,
+    /// Zones that a revocation freed.
+    pub zones_revoked: u64,
+    /// Zones that came back because their client was gone.
+    pub zones_fenced: u64,
+    /// Connections opened.
+    pub opened: u64,
+    /// Connections that ended.
+    pub gone: u64,
+    /// Connections that were ended because of what the peer sent.
+    pub violations: u64,
+    /// Connections that were ended because a work request failed.
+    pub failures: u64,
+    /// Groups merged.
+    pub merges: u64,
+    /// Times that a connection had to wait because its send queue or the send area was full.
+    pub stalls: u64,
+    /// Gauge: connections open.
+    pub connections: u64,
+    /// Gauge: groups with members.
+    pub groups: u64,
+    /// Gauge: zones in quarantine.
+    pub quarantined_now: u64,
+}
+
+/// One pool's tenancy.
+#[derive(Clone, Copy, Debug)]
+struct Tenancy {
+    /// NONE: nobody's.
+    group: u32,
+    epoch: u64,
+    active: usize,
+    /// Connections whose staged calls are being fetched.
+    fetching: u32,
+    chosen_ns: u64,
+}
+
+const NO_TENANCY: Tenancy = Tenancy {
+    group: NONE,
+    epoch: 0,
+    active: 0,
+    fetching: 0,
+    chosen_ns: 0,
+};
+
+/// A list of records that are linked through their `next`.
+#[derive(Clone, Copy, Debug)]
+struct Queue {
+    head: u32,
+    tail: u32,
+}
+
+const EMPTY: Queue = Queue {
+    head: NONE,
+    tail: NONE,
+};
+
+/// See the [module](self).
+pub struct ServerEngine<S: Store> {
+    geometry: Geometry,
+    config: ServerConfig,
+    limits: Limits,
+    memory: ServerMemory<S>,
+    counters: Counters,
+    /// By pool.
+    tenancies: [Tenancy; 2],
+    free_zones: [usize; 2],
+    quarantined: usize,
+    quarantine_cursor: usize,
+    /// The pool that is being processed; the other one is in warmup.
+    processing: u32,
+    last_epoch: u64,
+    slice_end_ns: u64,
+    /// When a request was last taken.
+    last_call_ns: u64,
+    now_ns: u64,
+    /// The processing pool's group is being told that its slice is over.
+    draining: bool,
+    /// Calls that the connection now being drained may still have taken.
+    drain_budget: u32,
+    cursor: usize,
+    visits_left: usize,
+    burst_left: u32,
+    calls_left: u32,
+    step: Step,
+    scan_at: u32,
+    /// The connection whose batch takes more READs, or NONE.
+    fetch_seat: u32,
+    /// Groups with demand, in turn.
+    ready: Queue,
+    /// Connections to be fenced.
+    closing: Queue,
+    free_slots: u32,
+    free_slot: u32,
+    fill_group: u32,
+    merge_cursor: u32,
+}
+
+impl<S: Store> ServerEngine<S> {
+    /// An engine without connections. The arrays are reset.
+    ///
+    /// `None` if an array has not the length of [`ServerSizes::of`], or if `limits` do not let a
+    /// connection fetch a full window and answer at the same time: see [`Limits::suffice`].
+    pub fn new(
+        geometry: Geometry,
+        config: ServerConfig,
+        limits: Limits,
+        mut memory: ServerMemory<S>,
+    ) -> Option<Self> {
+        let sizes = ServerSizes::of(&geometry);
+        let lengths_fit = memory.conns.len() == sizes.seats
+            && memory.demand_seen.len() == sizes.seats
+            && memory.zones.len() == sizes.zones
+            && memory.free_zones.len() == sizes.zones
+            && memory.active.len() == sizes.zones
+            && memory.quarantine.len() == sizes.zones
+            && memory.groups.len() == sizes.groups
+            && memory.send_slots.len() == sizes.send_slots;
+        if !lengths_fit || !limits.suffice(&geometry) {
+            return None;
+        }
+        memory.conns.fill(Conn::default());
+        memory.demand_seen.fill(0);
+        memory.zones.fill(Zone::default());
+        memory.groups.fill(Group::default());
+        let zones = geometry.zones();
+        for (i, zone) in memory.free_zones.iter_mut().enumerate() {
+            // The lowest zone of a pool is given out first.
+            let (pool, place) = (i as u32 / zones, i as u32 % zones);
+            *zone = pool * zones + (zones - 1 - place);
+        }
+        let slots = geometry.send_slots();
+        for (i, slot) in memory.send_slots.iter_mut().enumerate() {
+            let next = i as u32 + 1;
+            *slot = SendSlot {
+                next: if next == slots { NONE } else { next },
+                sequence: 0,
+            };
+        }
+        Some(Self {
+            geometry,
+            config,
+            limits,
+            memory,
+            counters: Counters::default(),
+            tenancies: [NO_TENANCY; 2],
+            free_zones: [zones as usize; 2],
+            quarantined: 0,
+            quarantine_cursor: 0,
+            processing: 0,
+            last_epoch: 0,
+            slice_end_ns: 0,
+            last_call_ns: 0,
+            now_ns: 0,
+            draining: false,
+            drain_budget: 0,
+            cursor: 0,
+            visits_left: 0,
+            burst_left: 0,
+            calls_left: 0,
+            step: Step::Scan,
+            scan_at: 0,
+            fetch_seat: NONE,
+            ready: EMPTY,
+            closing: EMPTY,
+            free_slots: slots,
+            free_slot: 0,
+            fill_group: 0,
+            merge_cursor: 0,
+        })
+    }
+
+    /// The geometry.
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// What happened so far.
+    pub fn counters(&self) -> Counters {
+        Counters {
+            quarantined_now: self.quarantined as u64,
+            ..self.counters
+        }
+    }
+
+    /// The state of a seat, and the zone that it holds, if any, as an index over both pools.
+    pub fn seat(&self, seat: u32) -> Option<(ConnState, Option<u32>)> {
+        let conn = self.memory.conns.get(seat as usize)?;
+        Some((conn.state, (conn.zone != NONE).then_some(conn.zone)))
+    }
+
+    /// Longest time for which a connection with demand waits before its group is served, if `groups`
+    /// groups have demand and a handler takes at most `handler_ns` (rule R8): every group before it
+    /// has a slice and one drain, in which each of its zones gives at most a window of calls.
+    pub fn wait_bound_ns(&self, groups: u32, handler_ns: u64) -> u64 {
+        let calls = u64::from(self.geometry.zones()) * u64::from(self.geometry.window());
+        let turn = self
+            .config
+            .time_slice_ns
+            .saturating_add(calls.saturating_mul(handler_ns));
+        turn.saturating_mul(groups.into())
+    }
+
+    /// A client has connected.
+    ///
+    /// False, and nothing happens, if the seat is taken or does not exist.
+    pub fn open(&mut self, open: OpenConn) -> bool {
+        let depth = self.limits.sq_depth;
+        let Some(conn) = self.memory.conns.get_mut(open.seat as usize) else {
+            return false;
+        };
+        if conn.state != ConnState::Free {
+            return false;
+        }
+        *conn = Conn {
+            owner: open.owner,
+            ring_at: open.ring_at,
+            staging_at: open.staging_at,
+            sq: SendQueue::new(depth),
+            state: ConnState::Idle,
+            generation: conn.generation.wrapping_add(1),
+            ..Conn::default()
+        };
+        self.memory.demand_seen[open.seat as usize] = 0;
+        self.counters.opened += 1;
+        self.counters.connections += 1;
+        match self.geometry.mapping() {
+            Mapping::Virtual => self.join_group(open.seat),
+            Mapping::Static => self.map_for_life(open.seat),
+        }
+        true
+    }
+
+    /// Static mapping: the zone with the seat's number belongs to the connection while it lives.
+    fn map_for_life(&mut self, seat: u32) {
+        let conn = &mut self.memory.conns[seat as usize];
+        conn.zone = seat;
+        conn.state = ConnState::Active;
+        conn.told_zone = true;
+        let tenancy = &mut self.tenancies[0];
+        tenancy.group = 0;
+        tenancy.epoch = 1;
+        self.memory.active[tenancy.active] = seat;
+        tenancy.active += 1;
+        self.memory.zones[seat as usize] = Zone {
+            conn: seat,
+            state: ZoneState::Mapped,
+            epoch: 1,
+            ..Zone::default()
+        };
+    }
+
+    /// The connection is down and fenced, and all its completions have been given. Its seat is free
+    /// when this returns, and its zone may be given out again.
+    pub fn gone(&mut self, seat: u32) {
+        let Some(conn) = self.memory.conns.get(seat as usize) else {
+            return;
+        };
+        if conn.state == ConnState::Free {
+            return;
+        }
+        let (zone, sq_sequence) = (conn.zone, conn.sq.last());
+        self.detach(seat);
+        self.retire(seat, sq_sequence);
+        if zone != NONE {
+            self.counters.zones_fenced += 1;
+            match self.geometry.mapping() {
+                Mapping::Virtual => self.free_zone(zone),
+                Mapping::Static => self.memory.zones[zone as usize].state = ZoneState::Free,
+            }
+        }
+        if self.geometry.mapping() == Mapping::Virtual {
+            self.leave_group(seat);
+        }
+        let conn = &mut self.memory.conns[seat as usize];
+        *conn = Conn {
+            generation: conn.generation,
+            ..Conn::default()
+        };
+        self.counters.gone += 1;
+        self.counters.connections -= 1;
+    }
+
+    /// Takes a connection out of every list that would have it served.
+    fn detach(&mut self, seat: u32) {
+        let conn = &self.memory.conns[seat as usize];
+        let (state, zone, waiting) = (conn.state, conn.zone, conn.waiting);
+        if waiting {
+            self.unwait(seat);
+        }
+        if state == ConnState::Active {
+            self.deactivate(seat, zone / self.geometry.zones());
+        }
+        if state == ConnState::Fetching {
+            if self.in_tenancy(zone) {
+                self.tenancies[(zone / self.geometry.zones()) as usize].fetching -= 1;
+            }
+            if self.fetch_seat == seat {
+                self.fetch_seat = NONE;
+            }
+        }
+        if state == ConnState::Closing {
+            self.unlink_closing(seat);
+        }
+    }
+
+    /// Removes a connection from the list of those that are served in `pool`.
+    fn deactivate(&mut self, seat: u32, pool: u32) {
+        let first = pool as usize * self.geometry.zones() as usize;
+        let tenancy = &mut self.tenancies[pool as usize];
+        let list = &mut self.memory.active[first..first + tenancy.active];
+        if let Some(at) = list.iter().position(|&other| other == seat) {
+            list.swap(at, tenancy.active - 1);
+            tenancy.active -= 1;
+            if pool == self.processing {
+                self.drain_budget = self.geometry.window();
+            }
+        }
+    }
+
+    /// Ends a connection: it is served no more, and the caller is asked to fence it.
+    fn close(&mut self, seat: u32) {
+        self.detach(seat);
+        let conn = &mut self.memory.conns[seat as usize];
+        conn.state = ConnState::Closing;
+        conn.next = NONE;
+        let tail = self.closing.tail;
+        self.closing.tail = seat;
+        match tail {
+            NONE => self.closing.head = seat,
+            tail => self.memory.conns[tail as usize].next = seat,
+        }
+    }
+
+    fn unlink_closing(&mut self, seat: u32) {
+        let (mut prev, mut at) = (NONE, self.closing.head);
+        while at != NONE {
+            let next = self.memory.conns[at as usize].next;
+            if at == seat {
+                match prev {
+                    NONE => self.closing.head = next,
+                    prev => self.memory.conns[prev as usize].next = next,
+                }
+                if self.closing.tail == seat {
+                    self.closing.tail = prev;
+                }
+                return;
+            }
+            (prev, at) = (at, next);
+        }
+    }
+
+    /// The peer broke the protocol: it is evicted, and it alone (rule R12).
+    fn evict(&mut self, seat: u32, why: Violation) {
+        self.counters.violations += 1;
+        self.close(seat);
+        self.memory.conns[seat as usize].violation = Some(why);
+    }
+
+    /// Something about the connection failed at this end: a post that the back end refused.
+    pub fn failed(&mut self, seat: u32) {
+        let Some(conn) = self.memory.conns.get(seat as usize) else {
+            return;
+        };
+        if !matches!(conn.state, ConnState::Free | ConnState::Closing) {
+            self.counters.failures += 1;
+            self.close(seat);
+        }
+    }
+
+    /// A work request completed.
+    pub fn completed(&mut self, completion: Completion) {
+        let wr_id = completion.wr_id;
+        let seat = wr_id.seat();
+        let Some(conn) = self.memory.conns.get_mut(seat as usize) else {
+            return;
+        };
+        if conn.state == ConnState::Free || !wr_id.is_of(conn.generation) {
+            return;
+        }
+        if wr_id.kind() == WrKind::Read {
+            conn.reads_pending = conn.reads_pending.saturating_sub(1);
+        }
+        self.retire(seat, wr_id.sequence());
+        if completion.status != WcStatus::Success {
+            self.failed(seat);
+        } else if wr_id.kind() == WrKind::Read {
+            self.fetched(seat);
+        }
+    }
+
+    /// Everything that the connection posted up to `sequence` is done: its send slots are free.
+    fn retire(&mut self, seat: u32, sequence: u32) {
+        let conn = &mut self.memory.conns[seat as usize];
+        conn.sq.retire(sequence);
+        while conn.slot_head != NONE {
+            let at = conn.slot_head;
+            let slot = &mut self.memory.send_slots[at as usize];
+            if !conn.sq.is_done(slot.sequence) {
+                return;
+            }
+            conn.slot_head = slot.next;
+            slot.next = self.free_slot;
+            self.free_slot = at;
+            self.free_slots += 1;
+        }
+        conn.slot_tail = NONE;
+    }
+
+    /// The next thing to do; `now_ns` is the time on the caller's monotonic clock.
+    #[inline]
+    pub fn next_action<M: Memory>(&mut self, now_ns: u64, exposed: &M, private: &M) -> Action {
+        self.now_ns = now_ns;
+        if self.visits_left == 0 {
+            if let Some(action) = self.house(exposed, private) {
+                return action;
+            }
+            self.begin_visits();
+        }
+        if let Some(action) = self.visit(exposed, private) {
+            return action;
+        }
+        Action::Idle
+    }
+}

@@ -1,0 +1,301 @@
+//! Whose turn it is: demand, warmup, slices and the context switch.
+
+use super::records::{ConnState, NONE};
+use super::{Action, NO_TENANCY, ServerEngine, Tenancy};
+use crate::geometry::Mapping;
+use crate::memory::Memory;
+use crate::post::{ReadWr, WrId, WrKind};
+use crate::store::Store;
+use crate::wire::{Entry, LINE, Violation};
+
+/// Seats whose demand is looked at in one round: a line of the demand map.
+const SCAN: u32 = LINE as u32;
+/// The same while nobody is served.
+const SCAN_IDLE: u32 = 16 * SCAN;
+
+/// The parts of a round before the visits, in their order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    Scan,
+    Quarantine,
+    Join,
+    Warm,
+    Turn,
+}
+
+impl<S: Store> ServerEngine<S> {
+    /// Everything but serving requests. `None` when it is done for this round.
+    pub(super) fn house<M: Memory>(&mut self, exposed: &M, private: &M) -> Option<Action> {
+        if self.closing.head != NONE {
+            return Some(self.take_closing());
+        }
+        if self.geometry.mapping() == Mapping::Static {
+            return None;
+        }
+        loop {
+            let (action, next) = match self.step {
+                Step::Scan => {
+                    self.scan(exposed);
+                    (None, Step::Quarantine)
+                }
+                Step::Quarantine => (self.watch_quarantine(exposed, private), Step::Join),
+                Step::Join => (self.warm(self.processing), Step::Warm),
+                Step::Warm => {
+                    self.choose();
+                    (self.warm(1 - self.processing), Step::Turn)
+                }
+                Step::Turn => {
+                    self.turn();
+                    self.step = Step::Scan;
+                    return None;
+                }
+            };
+            if action.is_some() {
+                return action;
+            }
+            self.step = next;
+        }
+    }
+
+    fn take_closing(&mut self) -> Action {
+        let seat = self.closing.head;
+        let conn = &self.memory.conns[seat as usize];
+        let (next, why) = (conn.next, conn.violation);
+        self.closing.head = next;
+        if next == NONE {
+            self.closing.tail = NONE;
+        }
+        Action::Close { seat, why }
+    }
+
+    /// Looks at a part of the demand map.
+    fn scan<M: Memory>(&mut self, exposed: &M) {
+        let busy = self.tenancies[self.processing as usize].active > 0;
+        let seats = self.geometry.clients_max();
+        let end = seats.min(self.scan_at + if busy { SCAN } else { SCAN_IDLE });
+        for seat in self.scan_at..end {
+            // Ordering: pairs with the release of the byte, which the client writes after its entry.
+            let byte = exposed.load_byte_acquire(self.geometry.demand_byte(seat));
+            if byte != self.memory.demand_seen[seat as usize] {
+                self.accept_entry(seat, exposed);
+            }
+        }
+        self.scan_at = if end == seats { 0 } else { end };
+    }
+
+    /// A client's byte of the demand map has changed: takes its endpoint entry, if there is a new one.
+    fn accept_entry<M: Memory>(&mut self, seat: u32, exposed: &M) {
+        let conn = &self.memory.conns[seat as usize];
+        if conn.waiting || !matches!(conn.state, ConnState::Idle | ConnState::Leaving) {
+            return;
+        }
+        let at = self.geometry.endpoint(seat);
+        let number = conn.entry + 1;
+        let placement = self.limits.placement;
+        let Some(entry) = Entry::observe(exposed, at, conn.owner, number, placement) else {
+            return;
+        };
+        if let Err(why) = self.check_entry(seat, &entry) {
+            self.evict(seat, why);
+            return;
+        }
+        let conn = &mut self.memory.conns[seat as usize];
+        conn.entry = number;
+        conn.staged_at = entry.staged_at as usize;
+        conn.staged_stride = entry.stride;
+        // At most a window, which `WINDOW_MAX` keeps below 2^16.
+        conn.staged_count = entry.count as u16;
+        self.memory.demand_seen[seat as usize] = number as u8;
+        if self.memory.conns[seat as usize].state == ConnState::Leaving {
+            // The entry is the quiet message too.
+            self.counters.zones_quiet += 1;
+            self.free_zone(self.memory.conns[seat as usize].zone);
+        }
+        self.wait(seat);
+    }
+
+    /// Every number of an entry is a peer's (rule R12).
+    fn check_entry(&self, seat: u32, entry: &Entry) -> Result<(), Violation> {
+        let conn = &self.memory.conns[seat as usize];
+        let owed = conn.zone != NONE && self.memory.zones[conn.zone as usize].event_owed;
+        if entry.quiet_epoch != conn.told_epoch || owed {
+            return Err(Violation::Mapping);
+        }
+        if entry.first_call != conn.next_call
+            || entry.count == 0
+            || entry.count > self.geometry.window()
+        {
+            return Err(Violation::Calls);
+        }
+        let stride = entry.stride as usize;
+        if stride == 0 || stride % LINE != 0 || stride > self.geometry.request_block_bytes() {
+            return Err(Violation::Staging);
+        }
+        let start = conn.staging_at as u64;
+        let end = start + self.geometry.staging_bytes() as u64;
+        let bytes = stride as u64 * u64::from(entry.count);
+        let staged_end = entry
+            .staged_at
+            .checked_add(bytes)
+            .ok_or(Violation::Staging)?;
+        if entry.staged_at < start || staged_end > end || entry.staged_at % LINE as u64 != 0 {
+            return Err(Violation::Staging);
+        }
+        Ok(())
+    }
+
+    /// Gives zones of `pool` to connections of the group that has it, and fetches their staged calls.
+    fn warm(&mut self, pool: u32) -> Option<Action> {
+        if self.fetch_seat != NONE {
+            return Some(self.fetch(self.fetch_seat));
+        }
+        let group = self.tenancies[pool as usize].group;
+        if group == NONE || (self.draining && pool == self.processing) {
+            return None;
+        }
+        if self.free_zones[pool as usize] == 0 {
+            return None;
+        }
+        let seat = self.take_waiting(group)?;
+        let conn = &self.memory.conns[seat as usize];
+        if !conn
+            .sq
+            .has_room(u32::from(conn.staged_count).div_ceil(self.limits.sge_max))
+        {
+            self.counters.stalls += 1;
+            self.wait(seat);
+            return None;
+        }
+        self.take_zone(pool, seat)?;
+        self.tenancies[pool as usize].fetching += 1;
+        let conn = &mut self.memory.conns[seat as usize];
+        conn.state = ConnState::Fetching;
+        conn.told_zone = false;
+        conn.staged_asked = 0;
+        Some(self.fetch(seat))
+    }
+
+    /// The next READ of a connection's staged batch: as many messages as a scatter list holds.
+    fn fetch(&mut self, seat: u32) -> Action {
+        let zones = self.geometry.zones();
+        let conn = &mut self.memory.conns[seat as usize];
+        let count = u32::from(conn.staged_count - conn.staged_asked).min(self.limits.sge_max);
+        let (sequence, _) = conn.sq.post(true);
+        let read = ReadWr {
+            connection: seat,
+            remote: conn.staged_at + conn.staged_asked as usize * conn.staged_stride as usize,
+            stride: conn.staged_stride as usize,
+            count,
+            first_call: conn.next_call + u64::from(conn.staged_asked),
+            pool: conn.zone / zones,
+            zone: conn.zone % zones,
+            wr_id: WrId::new(WrKind::Read, conn.generation, seat, sequence),
+        };
+        conn.staged_asked += count as u16;
+        conn.reads_pending += 1;
+        let more = conn.staged_asked < conn.staged_count;
+        self.fetch_seat = if more { seat } else { NONE };
+        self.counters.warmup_reads += 1;
+        Action::Read(read)
+    }
+
+    /// A READ is done. When it was the last one of its batch, the connection is served, if its
+    /// tenancy still lasts.
+    pub(super) fn fetched(&mut self, seat: u32) {
+        let conn = &self.memory.conns[seat as usize];
+        let (zone, whole) = (conn.zone, conn.staged_asked == conn.staged_count);
+        if conn.state != ConnState::Fetching || conn.reads_pending > 0 || !whole {
+            return;
+        }
+        let pool = zone / self.geometry.zones();
+        if self.in_tenancy(zone) {
+            let first = pool as usize * self.geometry.zones() as usize;
+            let tenancy = &mut self.tenancies[pool as usize];
+            tenancy.fetching -= 1;
+            self.memory.active[first + tenancy.active] = seat;
+            tenancy.active += 1;
+            self.memory.conns[seat as usize].state = ConnState::Active;
+        } else {
+            // The pool has passed on. The client was never told of the zone, so it cannot be writing
+            // there, and its batch is still staged: it waits for the next turn.
+            self.free_zone(zone);
+            self.memory.conns[seat as usize].state = ConnState::Idle;
+            self.wait(seat);
+        }
+    }
+
+    /// True if the zone was given out in its pool's present tenancy.
+    pub(super) fn in_tenancy(&self, zone: u32) -> bool {
+        let tenancy = &self.tenancies[(zone / self.geometry.zones()) as usize];
+        tenancy.group != NONE && self.memory.zones[zone as usize].epoch == tenancy.epoch
+    }
+
+    /// Gives the pool in warmup to the group whose turn is next.
+    fn choose(&mut self) {
+        let pool = (1 - self.processing) as usize;
+        let next = &self.tenancies[pool];
+        if next.group != NONE {
+            // Nobody of it could be mapped, or its fetches hang: others must not wait for that.
+            let hangs = self.now_ns.saturating_sub(next.chosen_ns) >= self.config.time_slice_ns;
+            let stuck = next.active == 0 && (next.fetching == 0 || hangs);
+            if !stuck || self.fetch_seat != NONE || self.ready.head == NONE {
+                return;
+            }
+            let group = next.group;
+            self.tenancies[pool] = NO_TENANCY;
+            self.queue_group(group);
+        }
+        let Some(group) = self.take_ready() else {
+            return;
+        };
+        self.last_epoch += 1;
+        self.tenancies[pool] = Tenancy {
+            group,
+            epoch: self.last_epoch,
+            active: 0,
+            fetching: 0,
+            chosen_ns: self.now_ns,
+        };
+    }
+
+    /// Ends the slice when it is over, or when its group has nothing to do, and another one is ready.
+    fn turn(&mut self) {
+        let current = self.tenancies[self.processing as usize];
+        let next = self.tenancies[(1 - self.processing) as usize];
+        let over = self.now_ns >= self.slice_end_ns;
+        if self.draining || (current.active == 0 && next.active > 0) {
+            if current.active == 0 {
+                self.switch();
+            }
+        } else if next.active > 0 {
+            let idle_ns = self.now_ns.saturating_sub(self.last_call_ns);
+            if over || idle_ns >= self.config.idle_switch_ns {
+                self.draining = true;
+                self.drain_budget = self.geometry.window();
+            }
+        } else if over && current.group != NONE {
+            self.begin_slice();
+        }
+    }
+
+    fn begin_slice(&mut self) {
+        self.counters.slices += 1;
+        self.slice_end_ns = self.now_ns.saturating_add(self.config.time_slice_ns);
+    }
+
+    /// The pools swap their roles. Nobody is served in the one that was processed any more.
+    fn switch(&mut self) {
+        let old = self.tenancies[self.processing as usize].group;
+        self.tenancies[self.processing as usize] = NO_TENANCY;
+        self.processing = 1 - self.processing;
+        self.draining = false;
+        self.cursor = 0;
+        self.last_call_ns = self.now_ns;
+        self.begin_slice();
+        if old != NONE {
+            self.counters.switches += 1;
+            self.queue_group(old);
+            self.merge_step();
+        }
+    }
+}
