@@ -1,0 +1,401 @@
+#!/usr/bin/env bash
+# Every check of this repository. `./ci.sh help` lists them.
+set -euo pipefail
+cd -- "$(dirname -- "${BASH_SOURCE[0]}")"
+
+usage() {
+    cat <<'END'
+usage: ./ci.sh [all|quick|STEP]...
+
+  all       every step below (the default)
+  quick     fmt, lint, nostd, doc and test: what takes no more than a few minutes
+
+  fmt       rustfmt finds nothing to change
+  lint      clippy without warnings, for each set of features; shell scripts; length of files
+  nostd     scalerpc-core links into a no_std binary without an allocator, and it runs
+  doc       rustdoc without warnings, private items included
+  msrv      all targets compile with exactly the compiler that Cargo.toml's rust-version names
+  package   every crate that is published can be packaged, and builds from its package
+  test      unit, integration and documentation tests, in debug
+  release   the same for the libraries and the simulation, in release
+  e2e       the same for the scalerpc crate and the command: whole processes, in release
+  loom      the loom models, in release
+
+What a step needs and is missing is installed with apt-get where there is one, as root or by sudo.
+A step that cannot be run here is listed as skipped by its name, never as passed.
+END
+}
+
+readonly ALL=(fmt lint nostd doc msrv package test release e2e loom)
+readonly QUICK=(fmt lint nostd doc test)
+
+# The models are slow in debug; the loom step runs them.
+readonly MODELS=scalerpc-tests-loom
+readonly NOSTD=core-nostd/tests/nostd-link
+readonly FILE_LINES_MAX=600
+target_dir=${CARGO_TARGET_DIR:-$PWD/target}
+readonly target_dir
+
+say() { printf 'ci.sh: %s\n' "$*" >&2; }
+die() {
+    say "$@"
+    exit 1
+}
+
+# --- What the steps have in common ---------------------------------------------------------------
+
+step=
+step_started=0
+steps_done=()
+steps_skipped=()
+skip_reason=
+passed=0
+failed=0
+ignored=0
+log=$(mktemp)
+
+finish() {
+    local status=$?
+    rm -f -- "$log"
+    if [[ $status -ne 0 && -n $step ]]; then
+        say "step $step FAILED after $((SECONDS - step_started)) s; the steps after it did not run"
+    elif [[ $status -eq 0 && -n ${steps_done[*]}${steps_skipped[*]} ]]; then
+        say "ok in $SECONDS s: $(join "${steps_done[@]}"); skipped: $(join "${steps_skipped[@]}")"
+    fi
+    if ((passed + failed + ignored > 0)); then
+        # The counts of all test runs, for whoever reads only the last line.
+        printf '%d passed, %d failed, %d skipped\n' "$passed" "$failed" "$ignored"
+    fi
+}
+trap finish EXIT
+
+# Joins its arguments with commas; "none" if there are none.
+join() {
+    local all
+    printf -v all ', %s' "${@:-none}"
+    printf '%s' "${all#, }"
+}
+
+# Runs one step. It ends the script when it fails, and names a reason in skip_reason when it cannot
+# be run here.
+run() {
+    step=$1
+    step_started=$SECONDS
+    skip_reason=
+    say "== $step"
+    "step_$step"
+    if [[ -n $skip_reason ]]; then
+        say "== $step skipped: $skip_reason"
+        steps_skipped+=("$step ($skip_reason)")
+    else
+        say "== $step ok, $((SECONDS - step_started)) s"
+        steps_done+=("$step $((SECONDS - step_started)) s")
+    fi
+    step=
+}
+
+can_be_root() { [[ $EUID -eq 0 ]] || command -v sudo >/dev/null; }
+
+as_root() {
+    if [[ $EUID -eq 0 ]]; then
+        "$@"
+    elif can_be_root; then
+        sudo "$@"
+    else
+        say "not root and no sudo, so this cannot be run: $*"
+        return 1
+    fi
+}
+
+apt_updated=
+apt_update() {
+    if [[ -z $apt_updated ]]; then
+        as_root apt-get update -qq || return
+        apt_updated=1
+    fi
+}
+
+# need COMMAND [PACKAGE]: installs the package unless the command is there.
+need() {
+    local command=$1 package=${2:-$1}
+    if command -v "$command" >/dev/null; then
+        return
+    fi
+    command -v apt-get >/dev/null || die "$command is missing: install it (Debian: $package)"
+    can_be_root || die "$command is missing; as root, run: apt-get update && apt-get install $package"
+    say "installing $package, for $command"
+    apt_update
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$package"
+    command -v "$command" >/dev/null || die "$package is installed, but $command is not there"
+}
+
+# need_component SUBCOMMAND COMPONENT: adds the rustup component unless cargo has the subcommand.
+need_component() {
+    if ! cargo "$1" --version >/dev/null 2>&1; then
+        say "adding the rustup component $2"
+        rustup component add "$2"
+    fi
+}
+
+# Prints "folder name published-or-not" for each member of the workspace.
+members() {
+    local manifest
+    for manifest in */Cargo.toml; do
+        if ! grep -q '^\[workspace\]' "$manifest"; then
+            awk -v dir="${manifest%/*}" '
+                /^\[/ { section = $0 }
+                section == "[package]" && $1 == "name" { gsub(/"/, "", $3); name = $3 }
+                section == "[package]" && /^publish *= *false/ { publish = "no" }
+                END { print dir, name, publish == "no" ? "private" : "published" }
+            ' "$manifest"
+        fi
+    done
+}
+
+# Prints the features that a manifest defines, other than default.
+features() {
+    awk '
+        /^\[/ { section = $0 }
+        section == "[features]" && /^[A-Za-z0-9_-]+ *=/ && $1 != "default" { print $1 }
+    ' "$1"
+}
+
+# Runs cargo test, shows what it prints, and adds up its results.
+cargo_test() {
+    local status=0 counts
+    cargo test --locked --no-fail-fast "$@" 2>&1 | tee "$log" || status=$?
+    counts=$(awk '
+        /^test result: / {
+            for (i = 2; i <= NF; i++) {
+                if ($i ~ /^passed/) passed += $(i - 1)
+                if ($i ~ /^failed/) failed += $(i - 1)
+                if ($i ~ /^ignored/) ignored += $(i - 1)
+            }
+        }
+        END { print passed + 0, failed + 0, ignored + 0 }
+    ' "$log")
+    local -a n
+    read -r -a n <<<"$counts"
+    passed=$((passed + n[0]))
+    failed=$((failed + n[1]))
+    ignored=$((ignored + n[2]))
+    if ((status == 0 && n[0] + n[1] == 0)); then
+        die "cargo test $*: no test was run"
+    fi
+    return "$status"
+}
+
+# Installs the programs that tests start, where a test names them.
+need_for_tests() {
+    local program
+    for program in strace valgrind; do
+        if grep -rqs --include='*.rs' "Command::new(\"$program\")" -- */tests */src; then
+            need "$program"
+        fi
+    done
+}
+
+# --- The steps -----------------------------------------------------------------------------------
+
+step_fmt() {
+    need_component fmt rustfmt
+    cargo fmt --all --check
+    cargo fmt --manifest-path "$NOSTD/Cargo.toml" --check
+}
+
+step_lint() {
+    local member dir name feature members scripts long
+    need_component clippy clippy
+    cargo clippy --locked --workspace --all-targets -- -D warnings
+    mapfile -t members < <(members)
+    for member in "${members[@]}"; do
+        read -r dir name _ <<<"$member"
+        # Every feature alone and all together, so that none leans on another unseen.
+        if [[ -n $(features "$dir/Cargo.toml") ]]; then
+            cargo clippy --locked -p "$name" --all-targets --no-default-features -- -D warnings
+            cargo clippy --locked -p "$name" --all-targets --all-features -- -D warnings
+            for feature in $(features "$dir/Cargo.toml"); do
+                cargo clippy --locked -p "$name" --all-targets --no-default-features \
+                    --features "$feature" -- -D warnings
+            done
+        fi
+    done
+    nostd_cargo clippy -- -D warnings
+
+    if command -v shellcheck >/dev/null || command -v apt-get >/dev/null; then
+        need shellcheck
+        mapfile -t scripts < <(find . -name target -prune -o -name '*.sh' -print)
+        shellcheck .ci/run "${scripts[@]}"
+    else
+        steps_skipped+=("shellcheck (it is not here, and there is no apt-get to install it)")
+    fi
+
+    long=$(find . -name target -prune -o -name '*.rs' -exec wc -l {} + |
+        awk -v max="$FILE_LINES_MAX" '$2 != "total" && $1 > max { print $2 ": " $1 " lines" }')
+    [[ -z $long ]] || die "longer than $FILE_LINES_MAX lines: split them"$'\n'"$long"
+}
+
+step_doc() {
+    RUSTDOCFLAGS=${RUSTDOCFLAGS:-}' -Dwarnings' \
+        cargo doc --locked --workspace --no-deps --document-private-items
+}
+
+# Runs cargo on the binary that links the core, with the workspace's versions of what it depends on.
+nostd_cargo() {
+    local verb=$1
+    shift
+    cp Cargo.lock "$NOSTD/Cargo.lock"
+    cargo "$verb" --manifest-path "$NOSTD/Cargo.toml" --target-dir "$target_dir/nostd" "$@"
+}
+
+step_nostd() {
+    local binary=$target_dir/nostd/release/nostd-link symbols foreign status=0
+    nostd_cargo build --release
+
+    # What it may take from outside: the start code, abort, and the functions on memory that
+    # compilers call by themselves. Anything else, an allocator above all, is a mistake.
+    symbols=$(nm --undefined-only "$binary")
+    foreign=$(awk '{ sub(/@.*/, "", $NF); print $NF }' <<<"$symbols" | grep -vxE \
+        'memcpy|memmove|memset|memcmp|bcmp|abort|__libc_start_main|__gmon_start__|__cxa_finalize|_ITM_.*' ||
+        true)
+    [[ -z $foreign ]] || die "the core refers to symbols that it must not need:"$'\n'"$foreign"
+    symbols=$(nm "$binary" | grep -E '__rust_(alloc|realloc|dealloc)|__rg_alloc|malloc' || true)
+    [[ -z $symbols ]] || die "an allocator is linked with the core:"$'\n'"$symbols"
+
+    "$binary" || status=$?
+    [[ $status -eq 0 ]] || die "nostd-link exited with $status: see CHECKS in $NOSTD/src/main.rs"
+}
+
+step_msrv() {
+    local msrv rustc libraries
+    msrv=$(awk -F'"' '/^rust-version *=/ { print $2 }' Cargo.toml)
+    [[ -n $msrv ]] || die "Cargo.toml names no rust-version"
+    msrv_toolchain "$msrv"
+    if [[ -n $skip_reason ]]; then
+        return
+    fi
+    libraries=$(dirname -- "$(find "$msrv_root/usr/lib" -name 'librustc_driver-*.so' -print -quit)")
+    libraries=$libraries:${libraries/"$msrv_root/usr"/"$msrv_root"}
+    (
+        export PATH="$msrv_root/usr/bin:$PATH" LD_LIBRARY_PATH="$libraries"
+        export RUSTC="$msrv_root/usr/bin/rustc" RUSTDOC="$msrv_root/usr/bin/rustdoc"
+        unset RUSTC_WRAPPER RUSTC_WORKSPACE_WRAPPER
+        rustc=$("$RUSTC" --version)
+        [[ $rustc == "rustc $msrv."* ]] || die "wanted rustc $msrv, got $rustc"
+        say "$rustc, $(cargo --version)"
+        cargo check --locked --workspace --all-targets --target-dir "$target_dir/msrv"
+    )
+}
+
+# Lays Debian's packages of exactly this compiler, and the libraries that it needs and are missing,
+# into a folder of their own, which it names in msrv_root. Nothing is installed.
+msrv_root=
+msrv_toolchain() {
+    local msrv=$1 version cache deb
+    if ! command -v apt-get >/dev/null || ! command -v dpkg >/dev/null; then
+        skip_reason="rustc $msrv comes from Debian's packages, and there is no apt-get"
+        return
+    fi
+    version=$(msrv_package "$msrv")
+    if [[ -z $version ]]; then
+        if apt_update; then
+            version=$(msrv_package "$msrv")
+        fi
+    fi
+    if [[ -z $version ]]; then
+        skip_reason="this system's package lists have no rustc-web $msrv"
+        return
+    fi
+
+    cache=${XDG_CACHE_HOME:-$HOME/.cache}/scalerpc-ci
+    msrv_root=$cache/rustc-web-$version
+    if [[ -x $msrv_root/usr/bin/cargo ]]; then
+        return
+    fi
+    say "fetching rustc-web $version into $msrv_root"
+    rm -rf -- "$cache/debs" "$cache/unpacked"
+    mkdir -p "$cache/debs/partial" "$cache/unpacked"
+    # The lists may be older than the archive.
+    if ! msrv_download "$cache/debs" "$msrv" "$version" &&
+        ! { apt_update && msrv_download "$cache/debs" "$msrv" "$version"; }; then
+        skip_reason="rustc-web $version could not be downloaded"
+        return
+    fi
+    for deb in "$cache"/debs/*.deb; do
+        dpkg -x "$deb" "$cache/unpacked"
+    done
+    rm -rf -- "$cache/debs" "$cache/unpacked/usr/share/doc" "$cache/unpacked/usr/share/man"
+    mv -- "$cache/unpacked" "$msrv_root"
+}
+
+# Prints the newest Debian version of rustc-web that is this compiler.
+msrv_package() {
+    apt-cache madison rustc-web 2>/dev/null |
+        awk -v prefix="$1." '!found && index($3, prefix) == 1 { print $3; found = 1 }'
+}
+
+msrv_download() {
+    apt-get install -y -qq --download-only --no-install-recommends --allow-downgrades \
+        -o Debug::NoLocking=1 -o APT::Sandbox::User="$(id -un)" -o Dir::Cache::archives="$1" \
+        "rustc-web=$3" "cargo-web=$3" "libstd-rust-web-dev=$3" "libstd-rust-web-$2=$3"
+}
+
+step_package() {
+    local name published flags=(--locked --workspace)
+    while read -r _ name published; do
+        if [[ $published == private ]]; then
+            flags+=(--exclude "$name")
+        fi
+    done < <(members)
+    if [[ -z ${CI:-} && -n $(git status --porcelain 2>/dev/null) ]]; then
+        say "the tree has changes that are not committed: packaging them with --allow-dirty"
+        flags+=(--allow-dirty)
+    fi
+    cargo package "${flags[@]}"
+}
+
+step_test() {
+    need_for_tests
+    cargo_test --workspace --exclude "$MODELS"
+}
+
+step_release() {
+    need_for_tests
+    cargo_test --release --workspace --exclude "$MODELS" --exclude scalerpc --exclude scalerpc-cli
+}
+
+step_e2e() {
+    need_for_tests
+    cargo_test --release -p scalerpc -p scalerpc-cli
+}
+
+step_loom() {
+    cargo_test --release -p "$MODELS"
+}
+
+# --- Which steps ---------------------------------------------------------------------------------
+
+steps=()
+for verb in "${@:-all}"; do
+    case $verb in
+        help | --help | -h)
+            usage
+            exit
+            ;;
+        all) steps+=("${ALL[@]}") ;;
+        quick) steps+=("${QUICK[@]}") ;;
+        *)
+            [[ " ${ALL[*]} " == *" $verb "* ]] || {
+                usage >&2
+                die "no step is called $verb"
+            }
+            steps+=("$verb")
+            ;;
+    esac
+done
+
+command -v cargo >/dev/null || die "cargo is missing: install Rust with rustup (https://rustup.rs)"
+command -v cc >/dev/null || need cc gcc
+for verb in "${steps[@]}"; do
+    run "$verb"
+done
