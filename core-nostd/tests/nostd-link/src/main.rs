@@ -6,6 +6,8 @@
 #![no_std]
 #![no_main]
 
+mod calls;
+
 use core::cell::UnsafeCell;
 use core::hint::black_box;
 use core::ptr::NonNull;
@@ -22,6 +24,7 @@ const CHECKS: &[fn() -> bool] = &[
     message_arrives_with_crc,
     message_of_another_owner_is_not_seen,
     entry_arrives,
+    calls::calls_are_answered,
 ];
 
 const OWNER: u64 = 0x5ca1_e29c_0000_0001;
