@@ -4,5 +4,6 @@
 //! host and needs nothing but Linux.
 
 pub mod fabric;
+pub mod shm;
 
 pub use fabric::{Fabric, FabricEvent, Opened, PostError, Revocation};

@@ -1,0 +1,177 @@
+//! The steps of the handshake, as the control thread takes them.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use scalerpc_core::Memory;
+use scalerpc_core::wire::LINE;
+use scalerpc_hugepage::HugeMemory;
+
+use super::control::{Control, Peer, Stage};
+use super::error::Refusal;
+use super::handshake::{self, Grant, Packet, VERSION, WELCOME_SEATS};
+use super::link::{Counts, Link, News, client_bytes, guard_at};
+use super::socket;
+use super::sys::Mapping;
+
+/// Why a handshake goes no further.
+enum Stop {
+    Refuse(Refusal, u32),
+    /// The peer is gone, or this side is out of something.
+    Abandon,
+}
+
+impl Control {
+    pub(super) fn on_hello(
+        &mut self,
+        mut peer: Peer,
+        packet: Option<Packet<'_>>,
+        fd: Option<OwnedFd>,
+    ) -> Option<Peer> {
+        match self.grant(packet, fd.is_some()) {
+            Ok(grants) => {
+                let offer = handshake::offer(&self.rules.geometry, grants.len() as u32);
+                peer.stage = Stage::Offered(grants);
+                match socket::send(&peer.socket, &offer, Some(self.exposed.memory().fd())) {
+                    Ok(()) => Some(peer),
+                    Err(_) => self.abandon(peer),
+                }
+            }
+            Err(stop) => self.stop(peer, stop),
+        }
+    }
+
+    fn stop(&mut self, peer: Peer, stop: Stop) -> Option<Peer> {
+        match stop {
+            Stop::Refuse(reason, detail) => self.refuse(peer, reason, detail),
+            Stop::Abandon => self.abandon(peer),
+        }
+    }
+
+    /// Takes the seats that a Hello asks for. Nothing is allocated before they are known to be free.
+    fn grant(&self, packet: Option<Packet<'_>>, with_fd: bool) -> Result<Box<[Grant]>, Stop> {
+        let packet = packet.ok_or(Stop::Refuse(Refusal::Protocol, 0))?;
+        if packet.version != VERSION {
+            return Err(Stop::Refuse(Refusal::Version, VERSION));
+        }
+        let wanted = packet.hello().filter(|_| !with_fd);
+        let wanted = wanted.ok_or(Stop::Refuse(Refusal::Protocol, 0))?;
+        if wanted == 0 {
+            return Err(Stop::Refuse(Refusal::BadRequest, 0));
+        }
+        if self.links() >= self.rules.links_max {
+            return Err(Stop::Refuse(Refusal::TooManyLinks, self.rules.links_max));
+        }
+        let seats = self.shared.take_seats(wanted);
+        let seats = seats.map_err(|free| Stop::Refuse(Refusal::Busy, free))?;
+        let grants: Result<Box<[Grant]>, _> = seats
+            .iter()
+            .map(|&seat| nonce().map(|owner| Grant { seat, owner }))
+            .collect();
+        grants.map_err(|_| {
+            self.shared.give_back(seats);
+            Stop::Abandon
+        })
+    }
+
+    pub(super) fn on_region(
+        &mut self,
+        mut peer: Peer,
+        packet: Option<Packet<'_>>,
+        fd: Option<OwnedFd>,
+    ) -> Option<Peer> {
+        let Stage::Offered(grants) = &mut peer.stage else {
+            return Some(peer);
+        };
+        let connections = grants.len() as u32;
+        match self.adopt(connections, packet, fd) {
+            Ok(mapping) => {
+                let grants = std::mem::take(grants);
+                self.clear_seats(&grants);
+                let guards_at = guard_at(&self.rules.geometry, connections, 0);
+                let link = Link::new(peer.id, peer.pid(), grants, guards_at, mapping);
+                peer.stage = Stage::Welcoming {
+                    link: Arc::new(link),
+                    sent: 0,
+                };
+                self.welcome(peer)
+            }
+            Err(stop) => self.stop(peer, stop),
+        }
+    }
+
+    /// Maps a client's memory and seals it, so that it can neither be cut short nor be full of holes.
+    fn adopt(
+        &self,
+        connections: u32,
+        packet: Option<Packet<'_>>,
+        fd: Option<OwnedFd>,
+    ) -> Result<Mapping, Stop> {
+        let protocol = || Stop::Refuse(Refusal::Protocol, 0);
+        let packet = packet
+            .filter(|packet| packet.version == VERSION)
+            .ok_or_else(protocol)?;
+        let declared = packet.region().ok_or_else(protocol)?;
+        let fd = fd.ok_or_else(protocol)?;
+        // How much is mapped follows from this side's geometry alone.
+        let bytes = client_bytes(&self.rules.geometry, connections)
+            .filter(|&bytes| bytes as u64 == declared)
+            .ok_or(Stop::Refuse(Refusal::Memory, 0))?;
+        HugeMemory::adopt_fd(fd, bytes)
+            .ok()
+            .and_then(|memory| Mapping::new(memory, bytes))
+            .ok_or(Stop::Refuse(Refusal::Memory, 0))
+    }
+
+    /// A new tenant must not inherit anything from the last one, which is fenced.
+    fn clear_seats(&self, grants: &[Grant]) {
+        let (geometry, region) = (&self.rules.geometry, self.exposed.region());
+        for grant in grants {
+            let line = geometry.endpoint(grant.seat);
+            for word in (line..line + LINE).step_by(8) {
+                region.store(word, 0);
+            }
+            // Ordering: release; the Welcome that follows tells the client, the queue of news the engine.
+            region.store_byte_release(geometry.demand_byte(grant.seat), 0);
+        }
+    }
+
+    /// Sends what fits of a Welcome; after the last packet the link is in service.
+    pub(super) fn welcome(&mut self, mut peer: Peer) -> Option<Peer> {
+        let Stage::Welcoming { link, sent } = &mut peer.stage else {
+            return Some(peer);
+        };
+        let link = Arc::clone(link);
+        while let Some(rest) = link.grants.get(*sent..).filter(|rest| !rest.is_empty()) {
+            let piece = rest.get(..WELCOME_SEATS).unwrap_or(rest);
+            match socket::send(&peer.socket, &handshake::welcome(*sent as u32, piece), None) {
+                Ok(()) => *sent += piece.len(),
+                Err(Errno::AGAIN) => {
+                    return match self.watch_writable(&peer, true) {
+                        Ok(()) => Some(peer),
+                        Err(_) => self.abandon(peer),
+                    };
+                }
+                Err(_) => return self.abandon(peer),
+            }
+        }
+        let counts = &self.shared.counts;
+        Counts::add(&counts.links_open, 1);
+        Counts::add(&counts.links_admitted, 1);
+        Counts::add(&counts.client_bytes, link.memory_bytes() as u64);
+        peer.settle(Arc::clone(&link));
+        self.shared.tell(News::Opened(link));
+        Some(peer)
+    }
+}
+
+/// A number that no other connection has, and that nobody guesses; never zero.
+fn nonce() -> Result<u64, getrandom::Error> {
+    loop {
+        match getrandom::u64()? {
+            0 => {}
+            owner => return Ok(owner),
+        }
+    }
+}

@@ -1,0 +1,469 @@
+//! The control thread of a server: it admits clients, watches them, and fences those that end.
+//!
+//! It sleeps until something happens. Every client is a small state machine, so a slow one delays nobody;
+//! the number of unfinished handshakes and the time for each are bounded.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::buffer::spare_capacity;
+use rustix::event::{Timespec, epoll};
+use rustix::io::Errno;
+use rustix::net::{Shutdown, SocketFlags, accept_with, shutdown};
+use scalerpc_core::Geometry;
+
+use super::error::Refusal;
+use super::handshake::{self, FROM_CLIENT_MAX_BYTES, Grant, Packet};
+use super::link::{Counts, Link, News, Order, Shared};
+use super::socket::{self, Incoming};
+use super::sys::{self, Mapping, PeerProcess};
+
+/// Tokens of the epoll set. A peer's socket has twice its id, its pidfd one more; ids count from 1.
+const WAKE: u64 = 0;
+const LISTENER: u64 = 1;
+
+/// After a failed accept (out of descriptors, say) the listener rests for so long.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// How often an evicted client that was stopped in the middle of a WRITE is looked at.
+const QUIET_PAUSE: Duration = Duration::from_millis(20);
+/// Packets taken from a client before its socket is closed; closing with packets unread would destroy the
+/// refusal that is on its way.
+const DRAIN_MAX: u32 = 4;
+
+/// What the control thread goes by.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rules {
+    pub(super) geometry: Geometry,
+    pub(super) links_max: u32,
+    pub(super) handshakes_max: u32,
+    pub(super) handshake_timeout: Duration,
+}
+
+/// How far a client has come. Every stage from `Offered` on holds seats.
+#[derive(Debug)]
+pub(super) enum Stage {
+    /// Its Hello is awaited.
+    Greeting,
+    /// Its Region is awaited.
+    Offered(Box<[Grant]>),
+    /// Its Welcome is being sent.
+    Welcoming { link: Arc<Link>, sent: usize },
+    /// In service.
+    Open(Arc<Link>),
+    /// The data thread has closed it: fenced once its guards are quiet, or as in `Orphaned`.
+    Evicted(Arc<Link>),
+    /// Its socket has ended without a Bye: fenced when its process is gone.
+    Orphaned(Arc<Link>),
+    /// It writes no more; its seats are still to be released.
+    Fenced(Arc<Link>),
+}
+
+#[derive(Debug)]
+pub(super) struct Peer {
+    pub(super) id: u64,
+    pub(super) socket: OwnedFd,
+    process: PeerProcess,
+    pub(super) stage: Stage,
+    /// While the handshake lasts.
+    deadline: Option<Instant>,
+}
+
+impl Peer {
+    pub(super) fn pid(&self) -> i32 {
+        self.process.pid
+    }
+
+    /// The handshake is over.
+    pub(super) fn settle(&mut self, link: Arc<Link>) {
+        self.stage = Stage::Open(link);
+        self.deadline = None;
+    }
+}
+
+pub(super) struct Control {
+    pub(super) shared: Arc<Shared>,
+    pub(super) exposed: Arc<Mapping>,
+    pub(super) rules: Rules,
+    epoll: OwnedFd,
+    listener: OwnedFd,
+    /// The listener is in the epoll set.
+    accepting: bool,
+    accept_after: Option<Instant>,
+    peers: BTreeMap<u64, Peer>,
+    next_id: u64,
+}
+
+impl Control {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        exposed: Arc<Mapping>,
+        rules: Rules,
+        listener: OwnedFd,
+    ) -> Result<Self, Errno> {
+        rustix::io::ioctl_fionbio(&listener, true)?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let token = epoll::EventData::new_u64;
+        epoll::add(&epoll, &shared.wake, token(WAKE), epoll::EventFlags::IN)?;
+        epoll::add(&epoll, &listener, token(LISTENER), epoll::EventFlags::IN)?;
+        Ok(Self {
+            shared,
+            exposed,
+            rules,
+            epoll,
+            listener,
+            accepting: true,
+            accept_after: None,
+            peers: BTreeMap::new(),
+            next_id: 1,
+        })
+    }
+
+    /// Works until the server stops.
+    pub(super) fn run(mut self) {
+        let mut events = Vec::with_capacity(64);
+        while !self.shared.is_stopping() {
+            let pause = self.look_after();
+            let pause = pause.and_then(|pause| Timespec::try_from(pause).ok());
+            events.clear();
+            // An error is EINTR, and the loop comes back here: the descriptor and the buffer are sound.
+            let _ = epoll::wait(&self.epoll, spare_capacity(&mut events), pause.as_ref());
+            for event in &events {
+                match event.data.u64() {
+                    WAKE => self.drain_wake(),
+                    LISTENER => self.accept(),
+                    token => self.on_peer(token),
+                }
+            }
+            for order in self.shared.take_orders() {
+                self.obey(order);
+            }
+        }
+        self.farewell();
+    }
+
+    fn drain_wake(&self) {
+        let mut count = [0; 8];
+        while rustix::io::read(&self.shared.wake, &mut count) == Err(Errno::INTR) {}
+    }
+
+    /// Does what is due by now; returns how long nothing else will be.
+    fn look_after(&mut self) -> Option<Duration> {
+        let now = Instant::now();
+        let mut due: Option<Instant> = None;
+        let mut sooner = |at: Instant| due = Some(due.map_or(at, |due| due.min(at)));
+        let (mut late, mut quiet, mut handshakes) = (Vec::new(), Vec::new(), 0);
+        for (&id, peer) in &self.peers {
+            match (peer.deadline, &peer.stage) {
+                (Some(deadline), _) if deadline <= now => late.push(id),
+                (Some(deadline), _) => {
+                    handshakes += 1;
+                    sooner(deadline);
+                }
+                (None, Stage::Evicted(link)) if link.is_quiet() => quiet.push(id),
+                (None, Stage::Evicted(_)) => sooner(now + QUIET_PAUSE),
+                (None, _) => {}
+            }
+        }
+        if let Some(at) = self.accept_after {
+            if at <= now {
+                self.accept_after = None;
+            } else {
+                sooner(at);
+            }
+        }
+        for id in late {
+            self.with_peer(id, Self::abandon);
+        }
+        for id in quiet {
+            self.with_peer(id, Self::fence);
+        }
+        self.set_accepting(handshakes < self.rules.handshakes_max && self.accept_after.is_none());
+        due.map(|due| due.saturating_duration_since(now))
+    }
+
+    fn set_accepting(&mut self, accepting: bool) {
+        if accepting == self.accepting {
+            return;
+        }
+        let done = if accepting {
+            let token = epoll::EventData::new_u64(LISTENER);
+            epoll::add(&self.epoll, &self.listener, token, epoll::EventFlags::IN)
+        } else {
+            epoll::delete(&self.epoll, &self.listener)
+        };
+        match done {
+            Ok(()) => self.accepting = accepting,
+            // Out of memory or of watches: try again later.
+            Err(_) => self.accept_after = Some(Instant::now() + ACCEPT_PAUSE),
+        }
+    }
+
+    /// Takes one client from the backlog. The others stay readable, and `look_after` counts before the
+    /// next one.
+    fn accept(&mut self) {
+        if self.accept_after.is_some() {
+            return;
+        }
+        match accept_with(&self.listener, SocketFlags::CLOEXEC) {
+            Ok(socket) => self.greet(socket),
+            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
+            Err(_) => self.accept_after = Some(Instant::now() + ACCEPT_PAUSE),
+        }
+    }
+
+    fn greet(&mut self, socket: OwnedFd) {
+        let Some(process) = sys::peer_process(socket.as_fd()) else {
+            Counts::add(&self.shared.counts.abandoned, 1);
+            return;
+        };
+        let id = self.next_id;
+        self.next_id += 1;
+        let add = |fd: &OwnedFd, token| {
+            let token = epoll::EventData::new_u64(token);
+            epoll::add(&self.epoll, fd, token, epoll::EventFlags::IN)
+        };
+        let watched = add(&socket, 2 * id).and_then(|()| {
+            process
+                .pidfd
+                .as_ref()
+                .map_or(Ok(()), |pidfd| add(pidfd, 2 * id + 1))
+        });
+        let deadline = Some(Instant::now() + self.rules.handshake_timeout);
+        let peer = Peer {
+            id,
+            socket,
+            process,
+            stage: Stage::Greeting,
+            deadline,
+        };
+        match watched {
+            Ok(()) => {
+                self.peers.insert(id, peer);
+            }
+            Err(_) => {
+                self.abandon(peer);
+            }
+        }
+    }
+
+    fn on_peer(&mut self, token: u64) {
+        let of_process = token % 2 == 1;
+        self.with_peer(token / 2, |control, peer| {
+            if of_process {
+                control.on_exit(peer)
+            } else {
+                control.on_socket(peer)
+            }
+        });
+    }
+
+    /// Gives a peer a turn; it stays if it is returned.
+    fn with_peer(&mut self, id: u64, turn: impl FnOnce(&mut Self, Peer) -> Option<Peer>) {
+        // A peer may have left in the same round of events.
+        let Some(peer) = self.peers.remove(&id) else {
+            return;
+        };
+        if let Some(peer) = turn(self, peer) {
+            self.peers.insert(id, peer);
+        }
+    }
+
+    fn on_exit(&mut self, peer: Peer) -> Option<Peer> {
+        match peer.stage {
+            Stage::Greeting | Stage::Offered(_) | Stage::Welcoming { .. } => self.abandon(peer),
+            Stage::Open(_) | Stage::Evicted(_) | Stage::Orphaned(_) => self.fence(peer),
+            Stage::Fenced(_) => Some(peer),
+        }
+    }
+
+    fn on_socket(&mut self, peer: Peer) -> Option<Peer> {
+        let peer = match peer.stage {
+            // Before the last packet goes out: after it, the client may be writing.
+            Stage::Welcoming { .. } if self.watch_writable(&peer, false).is_err() => {
+                return self.abandon(peer);
+            }
+            Stage::Welcoming { .. } => self.welcome(peer)?,
+            _ => peer,
+        };
+        let mut buffer = [0; FROM_CLIENT_MAX_BYTES];
+        match socket::receive(&peer.socket, &mut buffer) {
+            Incoming::Nothing => Some(peer),
+            Incoming::End => self.on_end(peer),
+            Incoming::Packet { len, fd, whole } => {
+                let bytes = buffer.get(..len).filter(|_| whole);
+                self.on_packet(peer, bytes.and_then(Packet::parse), fd)
+            }
+        }
+    }
+
+    fn on_end(&mut self, mut peer: Peer) -> Option<Peer> {
+        self.unwatch_socket(&peer.socket);
+        match peer.stage {
+            Stage::Greeting | Stage::Offered(_) | Stage::Welcoming { .. } => self.abandon(peer),
+            Stage::Open(link) => {
+                link.set_down();
+                peer.stage = Stage::Orphaned(link);
+                Some(peer)
+            }
+            Stage::Evicted(_) | Stage::Orphaned(_) | Stage::Fenced(_) => Some(peer),
+        }
+    }
+
+    fn on_packet(
+        &mut self,
+        mut peer: Peer,
+        packet: Option<Packet<'_>>,
+        fd: Option<OwnedFd>,
+    ) -> Option<Peer> {
+        let bye = fd.is_none() && packet.is_some_and(|packet| packet.bye().is_some());
+        match peer.stage {
+            Stage::Greeting => self.on_hello(peer, packet, fd),
+            Stage::Offered(_) => self.on_region(peer, packet, fd),
+            Stage::Welcoming { .. } => self.refuse(peer, Refusal::Protocol, 0),
+            Stage::Open(_) | Stage::Evicted(_) if bye => self.fence(peer),
+            Stage::Open(link) => {
+                Counts::add(&self.shared.counts.violations, 1);
+                link.set_down();
+                self.unwatch_socket(&peer.socket);
+                let _ = shutdown(&peer.socket, Shutdown::Both);
+                peer.stage = Stage::Orphaned(link);
+                Some(peer)
+            }
+            Stage::Evicted(_) | Stage::Orphaned(_) | Stage::Fenced(_) => {
+                self.unwatch_socket(&peer.socket);
+                Some(peer)
+            }
+        }
+    }
+
+    fn obey(&mut self, order: Order) {
+        match order {
+            Order::Evict(id) => self.with_peer(id, Self::evict),
+            Order::Forget(id) => self.with_peer(id, |control, peer| {
+                if let Stage::Fenced(link) = &peer.stage {
+                    Counts::sub(
+                        &control.shared.counts.client_bytes,
+                        link.memory_bytes() as u64,
+                    );
+                }
+                control.part(peer)
+            }),
+        }
+    }
+
+    /// The client learns from the end of the stream that it has been closed, and may still say Bye.
+    fn evict(&mut self, mut peer: Peer) -> Option<Peer> {
+        match peer.stage {
+            Stage::Open(link) | Stage::Orphaned(link) => {
+                let _ = shutdown(&peer.socket, Shutdown::Write);
+                let quiet = link.is_quiet();
+                peer.stage = Stage::Evicted(link);
+                if quiet { self.fence(peer) } else { Some(peer) }
+            }
+            _ => Some(peer),
+        }
+    }
+
+    /// The client writes no more: tells the data thread. The socket stays open until the seats are
+    /// released; its end tells the client that this side is done, too.
+    pub(super) fn fence(&mut self, mut peer: Peer) -> Option<Peer> {
+        self.unwatch(&peer);
+        peer.stage = match peer.stage {
+            Stage::Open(link) | Stage::Evicted(link) | Stage::Orphaned(link) => {
+                link.set_down();
+                Counts::add(&self.shared.counts.fenced, 1);
+                Counts::sub(&self.shared.counts.links_open, 1);
+                self.shared.tell(News::Gone(Arc::clone(&link)));
+                Stage::Fenced(link)
+            }
+            stage => stage,
+        };
+        Some(peer)
+    }
+
+    /// Ends a handshake that the client did not finish. It has not written anything yet: a client writes
+    /// only after its Welcome.
+    pub(super) fn abandon(&mut self, peer: Peer) -> Option<Peer> {
+        Counts::add(&self.shared.counts.abandoned, 1);
+        self.end_handshake(peer)
+    }
+
+    /// Ends a handshake with a reason that the client can read.
+    pub(super) fn refuse(&mut self, peer: Peer, reason: Refusal, detail: u32) -> Option<Peer> {
+        let counts = &self.shared.counts;
+        Counts::add(&counts.refused, 1);
+        if matches!(
+            reason,
+            Refusal::Protocol | Refusal::BadRequest | Refusal::Memory
+        ) {
+            Counts::add(&counts.violations, 1);
+        }
+        let _ = socket::send(&peer.socket, &handshake::refusal(reason, detail), None);
+        let mut buffer = [0; FROM_CLIENT_MAX_BYTES];
+        for _ in 0..DRAIN_MAX {
+            if !matches!(
+                socket::receive(&peer.socket, &mut buffer),
+                Incoming::Packet { .. }
+            ) {
+                break;
+            }
+        }
+        self.end_handshake(peer)
+    }
+
+    fn end_handshake(&mut self, mut peer: Peer) -> Option<Peer> {
+        let seats = |grants: &[Grant]| grants.iter().map(|grant| grant.seat).collect::<Vec<_>>();
+        match std::mem::replace(&mut peer.stage, Stage::Greeting) {
+            Stage::Offered(grants) => self.shared.give_back(seats(&grants)),
+            Stage::Welcoming { link, .. } => self.shared.give_back(seats(&link.grants)),
+            _ => {}
+        }
+        self.part(peer)
+    }
+
+    fn part(&mut self, peer: Peer) -> Option<Peer> {
+        self.unwatch(&peer);
+        None
+    }
+
+    // A closed descriptor leaves the epoll set by itself only if no fork has made another one of it.
+    fn unwatch(&self, peer: &Peer) {
+        self.unwatch_socket(&peer.socket);
+        if let Some(pidfd) = &peer.process.pidfd {
+            let _ = epoll::delete(&self.epoll, pidfd);
+        }
+    }
+
+    fn unwatch_socket(&self, socket: &OwnedFd) {
+        let _ = epoll::delete(&self.epoll, socket);
+    }
+
+    /// Wakes up when the socket can take more, too.
+    pub(super) fn watch_writable(&self, peer: &Peer, writable: bool) -> Result<(), Errno> {
+        let mut flags = epoll::EventFlags::IN;
+        flags.set(epoll::EventFlags::OUT, writable);
+        epoll::modify(
+            &self.epoll,
+            &peer.socket,
+            epoll::EventData::new_u64(2 * peer.id),
+            flags,
+        )
+    }
+
+    /// Links that hold seats, or are about to.
+    pub(super) fn links(&self) -> u32 {
+        let greeting = |peer: &&Peer| matches!(peer.stage, Stage::Greeting);
+        (self.peers.len() - self.peers.values().filter(greeting).count()) as u32
+    }
+
+    fn farewell(&self) {
+        for peer in self.peers.values() {
+            if let Stage::Open(_) = peer.stage {
+                // A client that does not take it sees the end of the stream.
+                let _ = socket::send(&peer.socket, &handshake::bye(), None);
+            }
+        }
+    }
+}

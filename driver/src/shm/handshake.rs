@@ -1,0 +1,268 @@
+//! The packets of the handshake: fixed width, little-endian, one packet per message.
+//!
+//! ```text
+//!  header   | magic u64 | version u32 | kind u32 |
+//!  Hello    | header | connections u32 | 0 u32 |                                client, first
+//!  Refusal  | header | reason u32 | detail u32 |                                server; closes
+//!  Offer    | header | geometry 6 x u32 | connections u32 | 0 u32 | bytes u64 | server + its memfd
+//!  Region   | header | bytes u64 |                                              client + its memfd
+//!  Welcome  | header | first u32 | count u32 | count x { seat u32, 0 u32, owner u64 } |
+//!  Bye      | header |                                    either: the sender writes no more
+//! ```
+//!
+//! The header and the first 24 bytes of a Refusal stay as they are in every version, so that ends of
+//! different versions can tell each other why they part.
+
+use scalerpc_core::{Geometry, GeometryConfig, Mapping};
+
+use super::error::Refusal;
+
+/// Version of the protocol: of these packets, and of all that the ends then do with each other's memory.
+pub const VERSION: u32 = 1;
+pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"ScaleRPC");
+
+const HEADER_BYTES: usize = 16;
+/// Room for any packet that a client sends.
+pub(super) const FROM_CLIENT_MAX_BYTES: usize = 64;
+/// Seats in one Welcome packet; a link with more gets several packets.
+pub(super) const WELCOME_SEATS: usize = 512;
+const WELCOME_SEAT_BYTES: usize = 16;
+/// Room for any packet that a server sends.
+pub(super) const FROM_SERVER_MAX_BYTES: usize =
+    HEADER_BYTES + 8 + WELCOME_SEATS * WELCOME_SEAT_BYTES;
+
+/// A seat given to a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Grant {
+    pub(super) seat: u32,
+    pub(super) owner: u64,
+}
+
+/// Kinds of packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Hello,
+    Refusal,
+    Offer,
+    Region,
+    Welcome,
+    Bye,
+}
+
+impl Kind {
+    const ALL: [Self; 6] = [
+        Self::Hello,
+        Self::Refusal,
+        Self::Offer,
+        Self::Region,
+        Self::Welcome,
+        Self::Bye,
+    ];
+
+    /// From 1.
+    fn code(self) -> u32 {
+        self as u32 + 1
+    }
+}
+
+/// What the server offers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Offer {
+    pub(super) config: GeometryConfig,
+    pub(super) connections: u32,
+    pub(super) bytes: u64,
+}
+
+/// Reads fixed-width fields; `None` when the bytes run out.
+struct Fields<'a>(&'a [u8]);
+
+impl Fields<'_> {
+    fn u32(&mut self) -> Option<u32> {
+        let (word, rest) = self.0.split_first_chunk()?;
+        self.0 = rest;
+        Some(u32::from_le_bytes(*word))
+    }
+
+    fn u64(&mut self) -> Option<u64> {
+        let (word, rest) = self.0.split_first_chunk()?;
+        self.0 = rest;
+        Some(u64::from_le_bytes(*word))
+    }
+
+    /// The value, if all bytes have been read.
+    fn end<T>(self, value: T) -> Option<T> {
+        self.0.is_empty().then_some(value)
+    }
+}
+
+/// A packet with a sound header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Packet<'a> {
+    pub(super) version: u32,
+    kind: u32,
+    body: &'a [u8],
+}
+
+impl<'a> Packet<'a> {
+    /// Reads the header; `None` if this is no packet of any version.
+    pub(super) fn parse(bytes: &'a [u8]) -> Option<Self> {
+        let mut fields = Fields(bytes);
+        if fields.u64()? != MAGIC {
+            return None;
+        }
+        Some(Self {
+            version: fields.u32()?,
+            kind: fields.u32()?,
+            body: fields.0,
+        })
+    }
+
+    /// The kind, if this version knows it.
+    pub(super) fn kind(&self) -> Option<Kind> {
+        Kind::ALL.into_iter().find(|kind| kind.code() == self.kind)
+    }
+
+    fn body_of(&self, kind: Kind) -> Option<Fields<'a>> {
+        (self.kind() == Some(kind)).then_some(Fields(self.body))
+    }
+
+    /// Connections wanted.
+    pub(super) fn hello(&self) -> Option<u32> {
+        let mut fields = self.body_of(Kind::Hello)?;
+        let connections = fields.u32()?;
+        fields.u32()?;
+        fields.end(connections)
+    }
+
+    /// Reason and detail. A later version may say more after them.
+    pub(super) fn refusal(&self) -> Option<(Refusal, u32)> {
+        let mut fields = self.body_of(Kind::Refusal)?;
+        Some((Refusal::from_code(fields.u32()?), fields.u32()?))
+    }
+
+    pub(super) fn offer(&self) -> Option<Offer> {
+        let mut fields = self.body_of(Kind::Offer)?;
+        let config = GeometryConfig {
+            clients_max: fields.u32()?,
+            group_size: fields.u32()?,
+            window: fields.u32()?,
+            request_max_bytes: fields.u32()?,
+            response_max_bytes: fields.u32()?,
+            mapping: match fields.u32()? {
+                0 => Mapping::Virtual,
+                1 => Mapping::Static,
+                _ => return None,
+            },
+        };
+        let connections = fields.u32()?;
+        fields.u32()?;
+        let bytes = fields.u64()?;
+        fields.end(Offer {
+            config,
+            connections,
+            bytes,
+        })
+    }
+
+    /// Bytes of the memory that comes with it.
+    pub(super) fn region(&self) -> Option<u64> {
+        let mut fields = self.body_of(Kind::Region)?;
+        let bytes = fields.u64()?;
+        fields.end(bytes)
+    }
+
+    /// Number of the first connection, and the seats from there on.
+    pub(super) fn welcome(&self) -> Option<(u32, impl Iterator<Item = Grant> + use<'a>)> {
+        let mut fields = self.body_of(Kind::Welcome)?;
+        let (first, count) = (fields.u32()?, fields.u32()?);
+        let seats = fields.0.chunks_exact(WELCOME_SEAT_BYTES);
+        if seats.len() as u64 != u64::from(count) || !seats.remainder().is_empty() {
+            return None;
+        }
+        let grants = seats.map(|seat| {
+            let mut fields = Fields(seat);
+            // The pieces are whole, so no field is missing.
+            let (seat, _, owner) = (fields.u32(), fields.u32(), fields.u64());
+            Grant {
+                seat: seat.unwrap_or(u32::MAX),
+                owner: owner.unwrap_or(0),
+            }
+        });
+        Some((first, grants))
+    }
+
+    pub(super) fn bye(&self) -> Option<()> {
+        self.body_of(Kind::Bye)?.end(())
+    }
+}
+
+fn header(kind: Kind, version: u32) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(FROM_CLIENT_MAX_BYTES);
+    bytes.extend(MAGIC.to_le_bytes());
+    bytes.extend(version.to_le_bytes());
+    bytes.extend(kind.code().to_le_bytes());
+    bytes
+}
+
+pub(super) fn hello(connections: u32) -> Vec<u8> {
+    let mut bytes = header(Kind::Hello, VERSION);
+    bytes.extend(connections.to_le_bytes());
+    bytes.extend(0u32.to_le_bytes());
+    bytes
+}
+
+pub(super) fn refusal(reason: Refusal, detail: u32) -> Vec<u8> {
+    let mut bytes = header(Kind::Refusal, VERSION);
+    bytes.extend(reason.code().to_le_bytes());
+    bytes.extend(detail.to_le_bytes());
+    bytes
+}
+
+pub(super) fn offer(geometry: &Geometry, connections: u32) -> Vec<u8> {
+    let config = geometry.config();
+    let mapping = match config.mapping {
+        Mapping::Virtual => 0u32,
+        Mapping::Static => 1,
+    };
+    let mut bytes = header(Kind::Offer, VERSION);
+    for number in [
+        config.clients_max,
+        config.group_size,
+        config.window,
+        config.request_max_bytes,
+        config.response_max_bytes,
+        mapping,
+        connections,
+        0,
+    ] {
+        bytes.extend(number.to_le_bytes());
+    }
+    bytes.extend((geometry.server_exposed_bytes() as u64).to_le_bytes());
+    bytes
+}
+
+pub(super) fn region(memory_bytes: u64) -> Vec<u8> {
+    let mut bytes = header(Kind::Region, VERSION);
+    bytes.extend(memory_bytes.to_le_bytes());
+    bytes
+}
+
+pub(super) fn welcome(first: u32, grants: &[Grant]) -> Vec<u8> {
+    debug_assert!(
+        grants.len() <= WELCOME_SEATS,
+        "a packet holds so many seats"
+    );
+    let mut bytes = header(Kind::Welcome, VERSION);
+    bytes.extend(first.to_le_bytes());
+    bytes.extend((grants.len() as u32).to_le_bytes());
+    for grant in grants {
+        bytes.extend(grant.seat.to_le_bytes());
+        bytes.extend(0u32.to_le_bytes());
+        bytes.extend(grant.owner.to_le_bytes());
+    }
+    bytes
+}
+
+pub(super) fn bye() -> Vec<u8> {
+    header(Kind::Bye, VERSION)
+}

@@ -1,0 +1,277 @@
+//! What the data thread and the control thread of a server share.
+
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use scalerpc_core::{Geometry, Region};
+
+use super::guard::{self, GUARD_BYTES};
+use super::handshake::Grant;
+use super::sys::Mapping;
+
+/// Bytes of a client's exposed memory for `connections`: what the geometry asks for, then a guard for each
+/// connection. `None` if that does not fit the address space.
+pub(super) fn client_bytes(geometry: &Geometry, connections: u32) -> Option<usize> {
+    let each = geometry.client_exposed_bytes().checked_add(GUARD_BYTES)?;
+    each.checked_mul(connections as usize)
+        .filter(|&bytes| bytes <= isize::MAX as usize)
+}
+
+/// Offset of the guard of a connection in its client's exposed memory.
+#[inline]
+pub(super) fn guard_at(geometry: &Geometry, connections: u32, connection: u32) -> usize {
+    geometry.client_exposed_bytes() * connections as usize + GUARD_BYTES * connection as usize
+}
+
+/// A client process's link: its memory and its connections.
+#[derive(Debug)]
+pub(super) struct Link {
+    pub(super) id: u64,
+    pub(super) process: i32,
+    pub(super) grants: Box<[Grant]>,
+    /// Offset of the first guard; before it is what READ and WRITE may reach.
+    guards_at: usize,
+    mapping: Mapping,
+    /// Nothing more is posted.
+    down: AtomicBool,
+    /// The data thread wants it to end; its guards say so already.
+    evicted: AtomicBool,
+    /// Seats that the data thread has not released.
+    held: AtomicU32,
+}
+
+impl Link {
+    pub(super) fn new(
+        id: u64,
+        process: i32,
+        grants: Box<[Grant]>,
+        guards_at: usize,
+        mapping: Mapping,
+    ) -> Self {
+        let held = AtomicU32::new(grants.len() as u32);
+        let (down, evicted) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self {
+            id,
+            process,
+            grants,
+            guards_at,
+            mapping,
+            down,
+            evicted,
+            held,
+        }
+    }
+
+    #[inline]
+    pub(super) fn region(&self) -> &Region {
+        self.mapping.region()
+    }
+
+    /// Offset of a connection's guard.
+    pub(super) fn guard(&self, connection: u32) -> usize {
+        self.guards_at + GUARD_BYTES * connection as usize
+    }
+
+    /// Bytes that READ and WRITE may reach.
+    #[inline]
+    pub(super) fn reachable_bytes(&self) -> usize {
+        self.guards_at
+    }
+
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.mapping.memory().len()
+    }
+
+    // The flag carries no data: what a post does to the mapping of a link that has just gone down harms
+    // nobody, as the mapping stays until the last seat is released.
+    #[inline]
+    pub(super) fn is_down(&self) -> bool {
+        self.down.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_down(&self) {
+        self.down.store(true, Ordering::Relaxed);
+    }
+
+    /// Data thread: ends every connection. True the first time.
+    pub(super) fn evict(&self) -> bool {
+        self.set_down();
+        if self.evicted.swap(true, Ordering::Relaxed) {
+            return false;
+        }
+        for connection in 0..self.grants.len() as u32 {
+            let _ = guard::revoke(self.region(), self.guard(connection), guard::ENDED);
+        }
+        true
+    }
+
+    /// Control thread: true if no connection of an evicted link can write any more.
+    pub(super) fn is_quiet(&self) -> bool {
+        (0..self.grants.len() as u32)
+            .all(|connection| guard::is_quiet(self.region(), self.guard(connection)))
+    }
+
+    /// Data thread: one seat less. True for the last.
+    pub(super) fn let_go(&self) -> bool {
+        // Ordering: the mutex around the commands orders what follows.
+        self.held.fetch_sub(1, Ordering::Relaxed) == 1
+    }
+}
+
+/// News for the data thread.
+#[derive(Debug)]
+pub(super) enum News {
+    Opened(Arc<Link>),
+    Gone(Arc<Link>),
+}
+
+impl News {
+    pub(super) fn link(&self) -> &Arc<Link> {
+        match self {
+            Self::Opened(link) | Self::Gone(link) => link,
+        }
+    }
+}
+
+/// Orders for the control thread; each names a link.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Order {
+    /// Its guards are closed: end it.
+    Evict(u64),
+    /// All its seats have been released.
+    Forget(u64),
+}
+
+/// Counters of a server; all but the gauges only ever rise.
+#[derive(Debug, Default)]
+pub(super) struct Counts {
+    pub(super) links_open: AtomicU64,
+    pub(super) links_admitted: AtomicU64,
+    pub(super) client_bytes: AtomicU64,
+    pub(super) refused: AtomicU64,
+    pub(super) violations: AtomicU64,
+    pub(super) abandoned: AtomicU64,
+    pub(super) fenced: AtomicU64,
+}
+
+impl Counts {
+    pub(super) fn add(counter: &AtomicU64, n: u64) {
+        counter.fetch_add(n, Ordering::Relaxed);
+    }
+
+    pub(super) fn sub(counter: &AtomicU64, n: u64) {
+        counter.fetch_sub(n, Ordering::Relaxed);
+    }
+
+    pub(super) fn get(counter: &AtomicU64) -> u64 {
+        counter.load(Ordering::Relaxed)
+    }
+}
+
+/// What both threads hold. No lock is taken on the data path: `news_waiting` says when there is a reason
+/// to.
+#[derive(Debug)]
+pub(super) struct Shared {
+    news: Mutex<VecDeque<News>>,
+    news_waiting: AtomicBool,
+    free_seats: Mutex<Vec<u32>>,
+    orders: Mutex<Vec<Order>>,
+    stop: AtomicBool,
+    /// Wakes the control thread.
+    pub(super) wake: OwnedFd,
+    pub(super) counts: Counts,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nobody leaves these half changed, so a panic elsewhere says nothing about them.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    pub(super) fn new(wake: OwnedFd, clients_max: u32) -> Self {
+        Self {
+            news: Mutex::default(),
+            news_waiting: AtomicBool::new(false),
+            // Low seats first: their demand bytes share cache lines.
+            free_seats: Mutex::new((0..clients_max).rev().collect()),
+            orders: Mutex::default(),
+            stop: AtomicBool::new(false),
+            wake,
+            counts: Counts::default(),
+        }
+    }
+
+    pub(super) fn tell(&self, news: News) {
+        let mut queue = lock(&self.news);
+        queue.push_back(news);
+        // Inside of the lock, as is the store of false: the flag and the queue agree whenever it is free.
+        self.news_waiting.store(true, Ordering::Relaxed);
+    }
+
+    #[inline]
+    pub(super) fn has_news(&self) -> bool {
+        self.news_waiting.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn take_news(&self) -> Option<News> {
+        let mut queue = lock(&self.news);
+        let news = queue.pop_front();
+        self.news_waiting
+            .store(!queue.is_empty(), Ordering::Relaxed);
+        news
+    }
+
+    pub(super) fn order(&self, order: Order) {
+        lock(&self.orders).push(order);
+        self.wake();
+    }
+
+    pub(super) fn take_orders(&self) -> Vec<Order> {
+        std::mem::take(&mut *lock(&self.orders))
+    }
+
+    pub(super) fn stop(&self) {
+        self.stop.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    pub(super) fn is_stopping(&self) -> bool {
+        self.stop.load(Ordering::Acquire)
+    }
+
+    fn wake(&self) {
+        // Non-blocking; a full counter (EAGAIN) wakes as well.
+        while rustix::io::write(&self.wake, &1u64.to_ne_bytes()) == Err(Errno::INTR) {}
+    }
+
+    /// Takes `count` free seats.
+    ///
+    /// # Errors
+    ///
+    /// If there are fewer, how many.
+    pub(super) fn take_seats(&self, count: u32) -> Result<Vec<u32>, u32> {
+        let mut free = lock(&self.free_seats);
+        let free_count = free.len();
+        match free_count.checked_sub(count as usize) {
+            Some(rest) => {
+                let mut seats = free.split_off(rest);
+                seats.reverse();
+                Ok(seats)
+            }
+            None => Err(free_count as u32),
+        }
+    }
+
+    pub(super) fn give_back(&self, seats: impl IntoIterator<Item = u32>) {
+        lock(&self.free_seats).extend(seats);
+    }
+
+    pub(super) fn free_seats(&self) -> u32 {
+        lock(&self.free_seats).len() as u32
+    }
+}

@@ -1,0 +1,72 @@
+//! The back end for processes on one host: shared memory, and a Unix socket to set it up.
+//!
+//! A WRITE is a copy that its initiator makes into the peer's memory, its last word a release store; a READ
+//! is a copy out of it. So both are done when the post returns. Nothing on the data path makes a system call
+//! or allocates.
+//!
+//! - [`ShmServer`] has a control thread, which admits clients and watches their processes.
+//! - [`ShmClient`] is a *link*: a socket and one piece of memory, with any number of connections.
+//!
+//! # When a client is fenced
+//!
+//! A connection is gone when its client can write no more. The proof is one of:
+//!
+//! - the library in the client said Bye, its last act on the link;
+//! - the client's process is gone, says its pidfd;
+//! - the server closed the connection, and the [`guard`] of each connection of the link shows that no
+//!   WRITE is under way.
+//!
+//! That its socket has ended proves nothing: the process may live on and have the memory mapped.
+//!
+//! # Trust
+//!
+//! The socket is for the user who started the server (mode 0600). A client can neither crash a server by
+//! what it sends, nor by cutting its memory short, nor by ending or stopping at any instruction. But all
+//! clients map the server's exposed memory, so a client that means harm can write over another's blocks: the
+//! back end keeps apart what goes wrong, not what is an attack.
+
+mod admit;
+mod client;
+mod control;
+mod dial;
+mod error;
+pub mod guard;
+mod handshake;
+mod link;
+mod path;
+mod server;
+mod socket;
+mod sys;
+mod transfer;
+
+use scalerpc_core::Geometry;
+use scalerpc_core::post::Limits;
+use scalerpc_core::wire::Placement;
+use scalerpc_hugepage::{Builder, MemoryError};
+
+pub use client::{ClientOptions, ShmClient};
+pub use error::{Refusal, SetupError, Step};
+pub use handshake::VERSION;
+pub use server::{MemoryReport, ServerCounters, ServerOptions, ShmServer};
+
+/// Elements of a scatter list. A copy has no limit; this is what common devices have.
+const SGE_MAX: u32 = 32;
+
+fn limits(geometry: &Geometry) -> Limits {
+    Limits {
+        // A window in each direction of a switch, and some control messages. There is no queue: what is
+        // posted is done.
+        sq_depth: 2 * geometry.window() + 8,
+        sge_max: SGE_MAX,
+        inline_max: usize::MAX,
+        can_revoke: true,
+        placement: Placement::InOrder,
+    }
+}
+
+/// Makes memory for this end.
+fn own_memory(builder: Builder, bytes: usize) -> Result<sys::Mapping, SetupError> {
+    let memory = builder.build()?;
+    // The builder rounds up, so the view always fits.
+    sys::Mapping::new(memory, bytes).ok_or(SetupError::Memory(MemoryError::ZeroBytes))
+}
