@@ -5,5 +5,6 @@
 
 pub mod fabric;
 pub mod shm;
+pub mod store;
 
 pub use fabric::{Fabric, FabricEvent, Opened, PostError, Revocation};

@@ -1,1 +1,27 @@
-//! A simulated fabric with virtual time, seeds and faults, and the checks that run on it
+//! A simulated fabric with virtual time, seeds and faults, and the checks that run on it.
+//!
+//! [`World`](world::World) runs the real engines of `scalerpc-core` on reliable connections that are
+//! no better than they promise to be, and checks the protocol's rules at every step. The same seed gives
+//! the same run.
+
+pub mod arena;
+pub mod config;
+mod faults;
+pub mod net;
+pub mod oracle;
+pub mod world;
+
+pub use config::Config;
+pub use world::{Report, World};
+
+/// Runs a seed.
+///
+/// # Errors
+///
+/// Which rule was broken, and how; the seed reproduces it.
+pub fn run_seed(seed: u64) -> Result<Report, String> {
+    let config = Config::draw(seed);
+    World::new(config)
+        .and_then(World::run)
+        .map_err(|broken| format!("seed {seed}: {broken}\n{config:#?}"))
+}

@@ -157,6 +157,8 @@ pub struct Counters {
     pub violations: u64,
     /// Connections that were ended because a work request failed.
     pub failures: u64,
+    /// Connections served in another group's slice, because their fetch outlasted their own.
+    pub guests: u64,
     /// Groups merged.
     pub merges: u64,
     /// Times that a connection had to wait because its send queue or the send area was full.

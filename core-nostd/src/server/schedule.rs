@@ -154,6 +154,10 @@ impl<S: Store> ServerEngine<S> {
             return None;
         }
         if self.free_zones[pool as usize] == 0 {
+            if pool == self.processing {
+                // Those who cannot join the present slice wait for the group's next one.
+                self.queue_group(group);
+            }
             return None;
         }
         let seat = self.take_waiting(group)?;
@@ -207,21 +211,40 @@ impl<S: Store> ServerEngine<S> {
         if conn.state != ConnState::Fetching || conn.reads_pending > 0 || !whole {
             return;
         }
-        let pool = zone / self.geometry.zones();
+        let pool = (zone / self.geometry.zones()) as usize;
         if self.in_tenancy(zone) {
-            let first = pool as usize * self.geometry.zones() as usize;
-            let tenancy = &mut self.tenancies[pool as usize];
-            tenancy.fetching -= 1;
-            self.memory.active[first + tenancy.active] = seat;
-            tenancy.active += 1;
-            self.memory.conns[seat as usize].state = ConnState::Active;
+            self.tenancies[pool].fetching -= 1;
         } else {
-            // The pool has passed on. The client was never told of the zone, so it cannot be writing
-            // there, and its batch is still staged: it waits for the next turn.
-            self.free_zone(zone);
-            self.memory.conns[seat as usize].state = ConnState::Idle;
-            self.wait(seat);
+            self.admit_late(seat, zone);
         }
+        let tenancy = &mut self.tenancies[pool];
+        self.memory.active[pool * self.geometry.zones() as usize + tenancy.active] = seat;
+        tenancy.active += 1;
+        self.memory.conns[seat as usize].state = ConnState::Active;
+    }
+
+    /// The fetch took longer than its tenancy. The connection is served in the present one, as a guest:
+    /// to fetch once more could take as long again, and so for ever. The client was not told of the
+    /// zone yet, so it may have a new epoch.
+    fn admit_late(&mut self, seat: u32, zone: u32) {
+        let pool = (zone / self.geometry.zones()) as usize;
+        if self.tenancies[pool].group == NONE {
+            let group = self.memory.conns[seat as usize].group;
+            self.begin_tenancy(pool, group);
+        }
+        self.memory.zones[zone as usize].epoch = self.tenancies[pool].epoch;
+        self.counters.guests += 1;
+    }
+
+    fn begin_tenancy(&mut self, pool: usize, group: u32) {
+        self.last_epoch += 1;
+        self.tenancies[pool] = Tenancy {
+            group,
+            epoch: self.last_epoch,
+            active: 0,
+            fetching: 0,
+            chosen_ns: self.now_ns,
+        };
     }
 
     /// True if the zone was given out in its pool's present tenancy.
@@ -248,14 +271,7 @@ impl<S: Store> ServerEngine<S> {
         let Some(group) = self.take_ready() else {
             return;
         };
-        self.last_epoch += 1;
-        self.tenancies[pool] = Tenancy {
-            group,
-            epoch: self.last_epoch,
-            active: 0,
-            fetching: 0,
-            chosen_ns: self.now_ns,
-        };
+        self.begin_tenancy(pool, group);
     }
 
     /// Ends the slice when it is over, or when its group has nothing to do, and another one is ready.

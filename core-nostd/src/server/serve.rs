@@ -36,9 +36,12 @@ impl<S: Store> ServerEngine<S> {
                 break;
             }
             let seat = self.memory.active[first + self.cursor];
-            if self.burst_left > 0
-                && let Some(call) = self.take(seat, exposed)
-            {
+            let call = if self.burst_left > 0 {
+                self.take(seat, exposed)
+            } else {
+                None
+            };
+            if let Some(call) = call {
                 self.burst_left -= 1;
                 return Some(Action::Call(call));
             }
@@ -59,9 +62,12 @@ impl<S: Store> ServerEngine<S> {
                 break;
             }
             let seat = self.memory.active[first + active - 1];
-            if self.drain_budget > 0
-                && let Some(call) = self.take(seat, exposed)
-            {
+            let call = if self.drain_budget > 0 {
+                self.take(seat, exposed)
+            } else {
+                None
+            };
+            if let Some(call) = call {
                 self.drain_budget -= 1;
                 return Some(Action::Call(call));
             }
@@ -248,13 +254,12 @@ impl<S: Store> ServerEngine<S> {
             position,
             placement,
         );
-        // A switch event is signaled, so that no send slot waits for a WRITE of the next tenancy; and
-        // when half of the slots are gone every WRITE is, so that they all come back (rule R5).
+        // A switch event is signaled: the send queue is empty before the next fetch, and no send slot
+        // waits for a WRITE of the next tenancy. When half of the slots are gone, every WRITE that
+        // holds one is, so that they all come back (rule R5).
         let inline = span <= self.limits.inline_max;
-        let scarce = self.free_slots < self.geometry.send_slots() / 2;
-        let (sequence, signaled) = conn
-            .sq
-            .post(!inline && (scarce || head.flags & FLAG_SWITCH != 0));
+        let scarce = !inline && self.free_slots < self.geometry.send_slots() / 2;
+        let (sequence, signaled) = conn.sq.post(scarce || head.flags & FLAG_SWITCH != 0);
         let remote = conn.ring_at + self.geometry.ring_slot_end(position) - span;
         let wr_id = WrId::new(WrKind::Write, conn.generation, seat, sequence);
         if inline {

@@ -1,0 +1,126 @@
+//! What a run is made of, drawn from its seed.
+
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use scalerpc_core::post::Limits;
+use scalerpc_core::server::ServerConfig;
+use scalerpc_core::wire::Placement;
+use scalerpc_core::{Geometry, GeometryConfig, Mapping};
+
+/// One run. Each seed draws its own (swarm testing): a fault that never meets a certain geometry in one
+/// run meets it in another.
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    /// Of everything that is random.
+    pub seed: u64,
+    /// Sizes.
+    pub geometry: GeometryConfig,
+    /// Times and bursts.
+    pub server: ServerConfig,
+    /// What the fabric can do.
+    pub limits: Limits,
+    /// Steps with faults, before the run is brought to its end.
+    pub steps: u32,
+    /// Chances per step.
+    pub chances: Chances,
+}
+
+/// How likely things are, in each step, in 1/1000; except where said.
+#[derive(Clone, Copy, Debug)]
+pub struct Chances {
+    /// A client makes a call.
+    pub call: u32,
+    /// A call is cancelled.
+    pub cancel: u32,
+    /// A client stops, for a random time.
+    pub stop: u32,
+    /// A client dies.
+    pub die: u32,
+    /// A connection fails.
+    pub fail: u32,
+    /// A client writes what it must not.
+    pub lie: u32,
+    /// A seat that is free is taken by a new client.
+    pub connect: u32,
+    /// An operation moves on: in 1/1000 for each connection.
+    pub deliver: u32,
+    /// A client is polled.
+    pub poll: u32,
+    /// Calls per burst of a client.
+    pub burst: u32,
+    /// Most nanoseconds of a step.
+    pub step_ns: u64,
+}
+
+impl Config {
+    /// The run of a seed.
+    pub fn draw(seed: u64) -> Self {
+        let mut rng = SmallRng::seed_from_u64(seed);
+        let window = 1 << rng.random_range(0..6);
+        let mapping = if rng.random_ratio(1, 12) {
+            Mapping::Static
+        } else {
+            Mapping::Virtual
+        };
+        let geometry = GeometryConfig {
+            clients_max: rng.random_range(1..=24),
+            group_size: rng.random_range(1..=8),
+            window,
+            request_max_bytes: [0, 1, 32, 33, 100, 300][rng.random_range(0..6)],
+            response_max_bytes: [0, 8, 32, 64, 200][rng.random_range(0..5)],
+            mapping,
+        };
+        let server = ServerConfig {
+            time_slice_ns: [1_000, 20_000, 100_000][rng.random_range(0..3)],
+            idle_switch_ns: [0, 500, 10_000][rng.random_range(0..3)],
+            revoke_after_ns: [0, 5_000, 200_000][rng.random_range(0..3)],
+            fence_after_ns: [100_000, 1_000_000, 100_000_000][rng.random_range(0..3)],
+            burst: rng.random_range(1..=8),
+        };
+        let sge_max = rng.random_range(1..=8);
+        let limits = Limits {
+            sq_depth: (window.div_ceil(sge_max) + 1).max(4) + rng.random_range(0..16),
+            sge_max,
+            inline_max: [0, 64, usize::MAX][rng.random_range(0..3)],
+            can_revoke: rng.random(),
+            placement: if rng.random() {
+                Placement::InOrder
+            } else {
+                Placement::AnyOrder
+            },
+        };
+        let mut rare = |top: u32| {
+            if rng.random() {
+                rng.random_range(0..=top)
+            } else {
+                0
+            }
+        };
+        let chances = Chances {
+            cancel: rare(20),
+            stop: rare(5),
+            die: rare(3),
+            fail: rare(3),
+            lie: rare(5),
+            connect: 50,
+            call: rng.random_range(20..=900),
+            deliver: rng.random_range(50..=900),
+            poll: rng.random_range(50..=900),
+            burst: rng.random_range(1..=2 * window),
+            step_ns: [50, 1_000, 20_000][rng.random_range(0..3)],
+        };
+        Self {
+            seed,
+            geometry,
+            server,
+            limits,
+            steps: 4_000,
+            chances,
+        }
+    }
+
+    /// The geometry, which a drawn configuration always has.
+    pub fn sizes(&self) -> Result<Geometry, String> {
+        Geometry::new(self.geometry).map_err(|error| error.to_string())
+    }
+}
