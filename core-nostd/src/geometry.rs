@@ -287,6 +287,11 @@ impl Geometry {
         self.zones
     }
 
+    /// Bytes of a zone.
+    pub fn zone_bytes(&self) -> usize {
+        self.zone_stride
+    }
+
     /// Bytes of a request block, trailer included: whole lines.
     pub fn request_block_bytes(&self) -> usize {
         self.request_block

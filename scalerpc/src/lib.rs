@@ -1,1 +1,22 @@
-//! RPC over RDMA reliable connections that does not slow down as clients are added
+//! RPC over RDMA reliable connections that does not slow down as clients are added.
+//!
+//! A [`Server`] is polled from one core; a [`Client`] is one connection to it, a [`ClientSet`] many
+//! connections that one thread polls. Without any RDMA hardware the two ends share memory on one host.
+//!
+//! See the README for a picture and an example, and `DESIGN.md` for the protocol and its rules.
+
+mod client;
+mod error;
+mod server;
+mod wait;
+
+pub use client::{Accepted, CallId, Client, ClientSet, Completion};
+pub use error::{CallError, SetupError};
+pub use scalerpc_core::client::{ClientCounters, ClientState};
+pub use scalerpc_core::server::Counters;
+pub use scalerpc_core::wire::{Status, Violation};
+pub use scalerpc_core::{Geometry, GeometryConfig, GeometryError, Mapping};
+pub use scalerpc_driver::shm::{ClientOptions, MemoryReport};
+pub use scalerpc_hugepage::{Backing, PagePolicy};
+pub use server::{Eviction, Handler, Reply, Request, Server, ServerBuilder, ServerBytes};
+pub use wait::{Backoff, Clock};

@@ -202,6 +202,10 @@ pub struct ServerSizes {
 impl ServerSizes {
     /// Bytes of the control records that each seat costs.
     pub const BYTES_PER_CLIENT: usize = size_of::<Conn>() + 1;
+    /// Bytes of the records that each zone costs.
+    pub const BYTES_PER_ZONE: usize = size_of::<Zone>() + 3 * size_of::<u32>();
+    /// Bytes of the record of a group.
+    pub const BYTES_PER_GROUP: usize = size_of::<Group>();
 
     /// The lengths for a geometry.
     pub fn of(geometry: &crate::Geometry) -> Self {
@@ -215,9 +219,11 @@ impl ServerSizes {
         }
     }
 
-    /// Bytes of all arrays that do not grow with the seats.
-    pub fn fixed_bytes(&self) -> usize {
-        self.zones * (size_of::<Zone>() + 3 * size_of::<u32>())
+    /// Bytes of all arrays.
+    pub fn bytes(&self) -> usize {
+        self.seats * Self::BYTES_PER_CLIENT
+            + self.zones * Self::BYTES_PER_ZONE
+            + self.groups * Self::BYTES_PER_GROUP
             + self.send_slots * size_of::<SendSlot>()
     }
 }

@@ -1,0 +1,573 @@
+//! Clients: one connection, or many that one thread polls.
+
+use std::collections::VecDeque;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use scalerpc_core::client::{
+    Answer, ClientConn, ClientCounters, ClientEngine, ClientState, Failed,
+};
+use scalerpc_core::post::{Completion as WorkCompletion, WcStatus, WrId, WriteWr};
+use scalerpc_core::wire::Status;
+use scalerpc_core::{Geometry, Mapping};
+use scalerpc_driver::shm::{ClientOptions, ShmClient};
+use scalerpc_driver::store::{self, Boxed};
+use scalerpc_driver::{Fabric, FabricEvent, PostError};
+
+use crate::error::{CallError, SetupError};
+use crate::wait::Backoff;
+
+/// Fruitless polls in a row after which the back end is asked whether the server still lives. The question
+/// costs a system call, so a busy client never asks it.
+const POLLS_PER_CHECK: u32 = 4096;
+
+/// Names a call of one connection: its number, from 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct CallId(pub u64);
+
+/// What [`ClientSet::call_batch`] took: the calls `first`, `first` + 1, ...
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Accepted {
+    /// The first one; the others follow it.
+    pub first: CallId,
+    /// How many there are.
+    pub count: u32,
+}
+
+/// A call that has ended.
+#[derive(Debug)]
+pub struct Completion<'a> {
+    /// The connection's number.
+    pub connection: u32,
+    /// The call.
+    pub call: CallId,
+    /// The answer's bytes, in place; or how it ended without one.
+    pub result: Result<&'a [u8], CallError>,
+}
+
+/// A completion that was taken while another call was waited for.
+struct Stashed {
+    connection: u32,
+    call: CallId,
+    result: Result<Vec<u8>, CallError>,
+}
+
+/// A completion whose bytes are still where the server put them.
+struct Ended {
+    connection: u32,
+    call: CallId,
+    result: Result<(usize, usize), CallError>,
+}
+
+/// Connections to one server that one thread polls: hundreds are normal.
+pub struct ClientSet<F: Fabric = ShmClient> {
+    fabric: F,
+    geometry: Geometry,
+    engines: Vec<ClientEngine<Boxed>>,
+    /// Connections that are to be polled; each at most once.
+    busy: Vec<u32>,
+    is_listed: Vec<bool>,
+    cursor: usize,
+    idle_polls: u32,
+    stash: VecDeque<Stashed>,
+    /// Holds the bytes of the stashed completion that was given out last.
+    given: Vec<u8>,
+}
+
+impl ClientSet {
+    /// Connects to the server at a Unix socket on this host, with that many connections.
+    ///
+    /// # Errors
+    ///
+    /// [`SetupError`] names the step that failed, and what helps.
+    pub fn connect(path: impl AsRef<Path>, connections: u32) -> Result<Self, SetupError> {
+        Self::connect_with(path, connections, ClientOptions::default())
+    }
+
+    /// As [`connect`](Self::connect), with options.
+    ///
+    /// # Errors
+    ///
+    /// As [`connect`](Self::connect).
+    pub fn connect_with(
+        path: impl AsRef<Path>,
+        connections: u32,
+        options: ClientOptions,
+    ) -> Result<Self, SetupError> {
+        let fabric = ShmClient::connect(path, connections, options)?;
+        let geometry = *fabric.geometry();
+        let conns: Vec<_> = (0..connections)
+            .map(|connection| ClientConn {
+                connection,
+                seat: fabric.seat(connection),
+                owner: fabric.owner(connection),
+            })
+            .collect();
+        Self::over(fabric, geometry, &conns)
+    }
+}
+
+impl<F: Fabric> ClientSet<F> {
+    /// Connections over another back end.
+    ///
+    /// # Errors
+    ///
+    /// [`SetupError::WindowTooDeep`] if the back end cannot hold a window of work requests.
+    pub fn over(fabric: F, geometry: Geometry, conns: &[ClientConn]) -> Result<Self, SetupError> {
+        let limits = fabric.limits();
+        let engines: Option<Vec<_>> = conns
+            .iter()
+            .map(|conn| store::client_engine(geometry, limits, *conn))
+            .collect();
+        let engines = engines.ok_or(SetupError::WindowTooDeep {
+            window: geometry.window(),
+        })?;
+        Ok(Self {
+            fabric,
+            geometry,
+            busy: Vec::with_capacity(engines.len()),
+            is_listed: vec![false; engines.len()],
+            engines,
+            cursor: 0,
+            idle_polls: 0,
+            stash: VecDeque::new(),
+            given: Vec::new(),
+        })
+    }
+
+    /// Number of connections.
+    pub fn len(&self) -> u32 {
+        self.engines.len() as u32
+    }
+
+    /// True if there are none.
+    pub fn is_empty(&self) -> bool {
+        self.engines.is_empty()
+    }
+
+    /// The server's sizes.
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// The state of a connection.
+    ///
+    /// # Panics
+    ///
+    /// If there is no connection of that number; so do all methods that take one.
+    pub fn state(&self, connection: u32) -> ClientState {
+        self.engines[connection as usize].state()
+    }
+
+    /// Calls of a connection that have not ended.
+    pub fn outstanding(&self, connection: u32) -> u32 {
+        self.engines[connection as usize].outstanding()
+    }
+
+    /// What happened so far on a connection.
+    pub fn counters(&self, connection: u32) -> ClientCounters {
+        self.engines[connection as usize].counters()
+    }
+
+    /// Makes a call, and does not wait for it. Its completion comes out of
+    /// [`poll_completion`](Self::poll_completion).
+    ///
+    /// While the connection is served the request is sent at once, else with the next poll.
+    ///
+    /// # Errors
+    ///
+    /// [`CallError::TooLarge`], [`CallError::WindowFull`] or [`CallError::NotSent`]: the call was not
+    /// accepted, and nothing will come of it.
+    pub fn call_async(
+        &mut self,
+        connection: u32,
+        method: u16,
+        request: &[u8],
+    ) -> Result<CallId, CallError> {
+        let id = self.accept(connection, method, request)?;
+        if self.engines[connection as usize].state() == ClientState::Process {
+            self.post(connection);
+        }
+        Ok(id)
+    }
+
+    /// Makes several calls; a connection that is not served yet sends them as one batch.
+    ///
+    /// # Errors
+    ///
+    /// If not even the first one was accepted, why. Else [`Accepted`] says how many were; the rest was
+    /// not, because of the window or because the next one is too large.
+    pub fn call_batch<'a>(
+        &mut self,
+        connection: u32,
+        calls: impl IntoIterator<Item = (u16, &'a [u8])>,
+    ) -> Result<Accepted, CallError> {
+        let mut accepted = Accepted {
+            first: CallId(0),
+            count: 0,
+        };
+        for (method, request) in calls {
+            match self.accept(connection, method, request) {
+                Ok(id) if accepted.count == 0 => {
+                    accepted = Accepted {
+                        first: id,
+                        count: 1,
+                    }
+                }
+                Ok(_) => accepted.count += 1,
+                Err(error) if accepted.count == 0 => return Err(error),
+                Err(_) => break,
+            }
+        }
+        self.post(connection);
+        Ok(accepted)
+    }
+
+    fn accept(
+        &mut self,
+        connection: u32,
+        method: u16,
+        request: &[u8],
+    ) -> Result<CallId, CallError> {
+        let engine = &mut self.engines[connection as usize];
+        let number = engine.call(method, request, 0, self.fabric.private())?;
+        if !self.is_listed[connection as usize] {
+            self.is_listed[connection as usize] = true;
+            self.busy.push(connection);
+        }
+        Ok(CallId(number))
+    }
+
+    /// The answer to a call is not wanted any more: its completion will not come out. The call may run
+    /// all the same, and its place in the window is taken until the server has answered it.
+    ///
+    /// False if the call has ended already; its completion may be waiting to be taken.
+    pub fn cancel(&mut self, connection: u32, call: CallId) -> bool {
+        self.engines[connection as usize].cancel(call.0)
+    }
+
+    /// Posts what a connection has to send.
+    fn post(&mut self, connection: u32) {
+        let engine = &mut self.engines[connection as usize];
+        while let Some(write) = engine.next_write(self.fabric.exposed(), self.fabric.private()) {
+            match self.fabric.post_write(&write) {
+                Ok(()) => {}
+                Err(error) => refuse(engine, &write, error),
+            }
+        }
+    }
+
+    /// Takes the completion of a call that has ended, of whichever connection; `None` if there is none
+    /// now. It neither blocks nor allocates, and makes no system call while there is something to do.
+    ///
+    /// The bytes of the answer are read in place. Whoever wants to keep them copies them.
+    pub fn poll_completion(&mut self) -> Option<Completion<'_>> {
+        if let Some(stashed) = self.stash.pop_front() {
+            let Stashed {
+                connection,
+                call,
+                result,
+            } = stashed;
+            let result = match result {
+                Ok(bytes) => {
+                    self.given = bytes;
+                    Ok(&*self.given)
+                }
+                Err(error) => Err(error),
+            };
+            return Some(Completion {
+                connection,
+                call,
+                result,
+            });
+        }
+        let Ended {
+            connection,
+            call,
+            result,
+        } = self.poll_ended()?;
+        let result = result.map(|(at, len)| self.bytes(at, len));
+        Some(Completion {
+            connection,
+            call,
+            result,
+        })
+    }
+
+    fn bytes(&self, at: usize, len: usize) -> &[u8] {
+        // SAFETY: the engine acquired the message's `valid` word. The server writes to the same slot of
+        // the ring again only after this client has made further calls, for which the caller has to give
+        // up the borrow of `self`.
+        unsafe { self.fabric.exposed().bytes(at, len) }
+    }
+
+    /// Looks at every busy connection once, beginning after the one that had the last completion.
+    fn poll_ended(&mut self) -> Option<Ended> {
+        self.take_completions();
+        for _ in 0..self.busy.len() {
+            if self.cursor >= self.busy.len() {
+                self.cursor = 0;
+            }
+            let connection = self.busy[self.cursor];
+            if let Some(ended) = self.poll_connection(connection) {
+                self.idle_polls = 0;
+                return Some(ended);
+            }
+            if self.engines[connection as usize].is_busy() {
+                self.cursor += 1;
+            } else {
+                self.is_listed[connection as usize] = false;
+                self.busy.swap_remove(self.cursor);
+            }
+        }
+        self.idle_polls += 1;
+        if self.idle_polls >= POLLS_PER_CHECK {
+            self.idle_polls = 0;
+            self.take_events();
+        }
+        None
+    }
+
+    fn poll_connection(&mut self, connection: u32) -> Option<Ended> {
+        let engine = &mut self.engines[connection as usize];
+        // A server that breaks the protocol loses the connection: the calls end below.
+        let answer = engine.poll(self.fabric.exposed()).unwrap_or(None);
+        if let Some(Answer {
+            call,
+            status,
+            payload_at,
+            payload_len,
+            ..
+        }) = answer
+        {
+            // What it makes possible is sent before the caller sees it.
+            self.post(connection);
+            let result = match status {
+                Status::OK => Ok((payload_at, payload_len)),
+                status => Err(CallError::Status(status)),
+            };
+            return Some(Ended {
+                connection,
+                call: CallId(call),
+                result,
+            });
+        }
+        if engine.state() == ClientState::Lost {
+            let Failed {
+                call, may_have_run, ..
+            } = engine.take_failed()?;
+            let error = if may_have_run {
+                CallError::Unknown
+            } else {
+                CallError::NotSent
+            };
+            return Some(Ended {
+                connection,
+                call: CallId(call),
+                result: Err(error),
+            });
+        }
+        self.post(connection);
+        None
+    }
+
+    fn take_completions(&mut self) {
+        let none = WorkCompletion {
+            wr_id: WrId(0),
+            status: WcStatus::Success,
+        };
+        let mut completions = [none; 16];
+        loop {
+            let count = self.fabric.poll_completions(&mut completions);
+            for completion in &completions[..count] {
+                if let Some(engine) = self.engines.get_mut(completion.wr_id.seat() as usize) {
+                    engine.completed(*completion);
+                }
+            }
+            if count < completions.len() {
+                return;
+            }
+        }
+    }
+
+    /// Asks the back end whether the server is still there. It is asked by itself when nothing comes for
+    /// a while.
+    pub fn take_events(&mut self) {
+        while let Some(event) = self.fabric.poll_event() {
+            if let FabricEvent::Gone { connection } = event {
+                self.engines[connection as usize].lost();
+            }
+            self.take_completions();
+        }
+    }
+
+    /// Makes a call and waits for its answer, at most for `timeout`. Completions of other calls that
+    /// come meanwhile are kept for [`poll_completion`](Self::poll_completion).
+    ///
+    /// # Errors
+    ///
+    /// [`CallError`] says how the call ended, and whether it may have run.
+    pub fn call(
+        &mut self,
+        connection: u32,
+        method: u16,
+        request: &[u8],
+        timeout: Duration,
+    ) -> Result<&[u8], CallError> {
+        let id = self.call_async(connection, method, request)?;
+        let (at, len) = self.wait_for(connection, id, timeout)?;
+        Ok(self.bytes(at, len))
+    }
+
+    fn wait_for(
+        &mut self,
+        connection: u32,
+        call: CallId,
+        timeout: Duration,
+    ) -> Result<(usize, usize), CallError> {
+        let mut backoff = Backoff::default();
+        let mut deadline = None;
+        loop {
+            match self.poll_ended() {
+                Some(ended) if ended.connection == connection && ended.call == call => {
+                    return ended.result;
+                }
+                Some(ended) => self.put_aside(ended),
+                None => {
+                    backoff.idle();
+                    // Most calls end before the clock is looked at.
+                    if !backoff.is_long() {
+                        continue;
+                    }
+                    let now = Instant::now();
+                    let end = *deadline.get_or_insert_with(|| now.checked_add(timeout));
+                    if end.is_some_and(|end| now >= end) && self.cancel(connection, call) {
+                        return Err(CallError::TimedOut);
+                    }
+                }
+            }
+        }
+    }
+
+    fn put_aside(&mut self, ended: Ended) {
+        let Ended {
+            connection,
+            call,
+            result,
+        } = ended;
+        let result = result.map(|(at, len)| self.bytes(at, len).to_vec());
+        self.stash.push_back(Stashed {
+            connection,
+            call,
+            result,
+        });
+    }
+
+    /// True if connections have zones of their own for as long as they live.
+    pub fn is_static(&self) -> bool {
+        self.geometry.mapping() == Mapping::Static
+    }
+
+    /// The back end.
+    pub fn fabric(&self) -> &F {
+        &self.fabric
+    }
+}
+
+/// A WRITE was not posted.
+#[cold]
+fn refuse(engine: &mut ClientEngine<Boxed>, write: &WriteWr, error: PostError) {
+    if write.epoch.is_some() {
+        engine.refused();
+    }
+    if error != PostError::Revoked {
+        engine.lost();
+    }
+}
+
+/// One connection to a server.
+pub struct Client<F: Fabric = ShmClient> {
+    set: ClientSet<F>,
+    timeout: Duration,
+}
+
+impl Client {
+    /// Connects to the server at a Unix socket on this host.
+    ///
+    /// # Errors
+    ///
+    /// [`SetupError`] names the step that failed, and what helps.
+    pub fn connect(path: impl AsRef<Path>) -> Result<Self, SetupError> {
+        Ok(Self {
+            set: ClientSet::connect(path, 1)?,
+            timeout: Duration::from_secs(5),
+        })
+    }
+}
+
+impl<F: Fabric> Client<F> {
+    /// How long [`call`](Self::call) waits. Default 5 s.
+    pub fn set_timeout(&mut self, timeout: Duration) {
+        self.timeout = timeout;
+    }
+
+    /// Makes a call and waits for its answer, whose bytes are read in place.
+    ///
+    /// # Errors
+    ///
+    /// [`CallError`] says how the call ended, and whether it may have run.
+    pub fn call(&mut self, method: u16, request: &[u8]) -> Result<&[u8], CallError> {
+        self.set.call(0, method, request, self.timeout)
+    }
+
+    /// As [`ClientSet::call_async`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn call_async(&mut self, method: u16, request: &[u8]) -> Result<CallId, CallError> {
+        self.set.call_async(0, method, request)
+    }
+
+    /// As [`ClientSet::call_batch`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn call_batch<'a>(
+        &mut self,
+        calls: impl IntoIterator<Item = (u16, &'a [u8])>,
+    ) -> Result<Accepted, CallError> {
+        self.set.call_batch(0, calls)
+    }
+
+    /// As [`ClientSet::poll_completion`].
+    pub fn poll_completion(&mut self) -> Option<Completion<'_>> {
+        self.set.poll_completion()
+    }
+
+    /// As [`ClientSet::cancel`].
+    pub fn cancel(&mut self, call: CallId) -> bool {
+        self.set.cancel(0, call)
+    }
+
+    /// Calls that have not ended.
+    pub fn outstanding(&self) -> u32 {
+        self.set.outstanding(0)
+    }
+
+    /// The state.
+    pub fn state(&self) -> ClientState {
+        self.set.state(0)
+    }
+
+    /// What happened so far.
+    pub fn counters(&self) -> ClientCounters {
+        self.set.counters(0)
+    }
+
+    /// The server's sizes.
+    pub fn geometry(&self) -> &Geometry {
+        self.set.geometry()
+    }
+}

@@ -1,0 +1,81 @@
+//! Errors: rich ones for setting up, small ones that are `Copy` for calls.
+
+use scalerpc_core::GeometryError;
+use scalerpc_core::wire::Status;
+use scalerpc_driver::shm;
+
+/// Why a server or a client could not be set up.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SetupError {
+    /// The sizes cannot be used.
+    #[error("geometry: {0}")]
+    Geometry(#[from] GeometryError),
+    /// The shared-memory back end could not be set up.
+    #[error(transparent)]
+    Shm(#[from] shm::SetupError),
+    /// The back end's queues are too short for the window.
+    #[error(
+        "a window of {window} calls does not fit the back end's send queue: use a smaller window"
+    )]
+    WindowTooDeep {
+        /// The window.
+        window: u32,
+    },
+}
+
+/// How a call ended, or why it was not accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CallError {
+    /// Not accepted: the request is larger than the server takes. Nothing was sent.
+    #[error(
+        "the request is larger than the {max} bytes that the server takes: split it, or raise the \
+         server's request_max_bytes"
+    )]
+    TooLarge {
+        /// Largest request, in bytes.
+        max: usize,
+    },
+    /// Not accepted: as many calls are outstanding as the window allows. Take a completion first.
+    #[error("the window is full of outstanding calls: take a completion first")]
+    WindowFull,
+    /// The connection is down, and the call certainly did not run.
+    #[error("the connection to the server is down; the call was not sent: connect again")]
+    NotSent,
+    /// The connection went down, and the call may have run or not.
+    #[error(
+        "the connection to the server was lost; whether the call ran is unknown: connect again"
+    )]
+    Unknown,
+    /// No answer came in time. The call may still run; its answer will be dropped.
+    #[error("no answer in time; the call may still run")]
+    TimedOut,
+    /// The server answered with a status other than [`Status::OK`].
+    #[error("{0}")]
+    Status(Status),
+}
+
+impl CallError {
+    /// True if the call certainly did not run, so that to make it again is safe.
+    pub fn is_certainly_not_run(&self) -> bool {
+        match self {
+            Self::TooLarge { .. } | Self::WindowFull | Self::NotSent => true,
+            Self::Unknown | Self::TimedOut => false,
+            Self::Status(status) => {
+                matches!(*status, Status::UNKNOWN_METHOD | Status::BUSY)
+            }
+        }
+    }
+}
+
+impl From<scalerpc_core::client::CallError> for CallError {
+    fn from(error: scalerpc_core::client::CallError) -> Self {
+        use scalerpc_core::client::CallError as Core;
+        match error {
+            Core::TooLarge { max } => Self::TooLarge { max },
+            Core::WindowFull => Self::WindowFull,
+            Core::Lost => Self::NotSent,
+        }
+    }
+}
