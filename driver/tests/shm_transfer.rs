@@ -1,4 +1,9 @@
 //! Bytes get where they belong: WRITEs both ways, READs, completions, revocation.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test may fail anywhere"
+)]
 
 mod shm_common;
 

@@ -266,3 +266,95 @@ pub(super) fn welcome(first: u32, grants: &[Grant]) -> Vec<u8> {
 pub(super) fn bye() -> Vec<u8> {
     header(Kind::Bye, VERSION)
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn parse(bytes: &[u8]) -> Packet<'_> {
+        let packet = Packet::parse(bytes).unwrap();
+        assert_eq!(packet.version, VERSION);
+        packet
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(
+            connections: u32,
+            first: u32,
+            detail: u32,
+            memory_bytes: u64,
+            seats in proptest::collection::vec((any::<u32>(), any::<u64>()), 0..=WELCOME_SEATS),
+            clients_max in 1u32..1000,
+            is_static: bool,
+            code in 1u32..20,
+        ) {
+            prop_assert_eq!(parse(&hello(connections)).hello(), Some(connections));
+            prop_assert_eq!(parse(&region(memory_bytes)).region(), Some(memory_bytes));
+            prop_assert_eq!(parse(&bye()).bye(), Some(()));
+            let reason = Refusal::from_code(code);
+            prop_assert_eq!(reason.code(), code);
+            prop_assert_eq!(parse(&refusal(reason, detail)).refusal(), Some((reason, detail)));
+            let grants: Vec<Grant> =
+                seats.iter().map(|&(seat, owner)| Grant { seat, owner }).collect();
+            let packet = welcome(first, &grants);
+            prop_assert!(packet.len() <= FROM_SERVER_MAX_BYTES);
+            let (number, read) = parse(&packet).welcome().unwrap();
+            prop_assert_eq!((number, read.collect::<Vec<_>>()), (first, grants));
+            let mapping = if is_static { Mapping::Static } else { Mapping::Virtual };
+            let config = GeometryConfig { clients_max, mapping, ..GeometryConfig::default() };
+            let geometry = Geometry::new(config).unwrap();
+            let bytes = geometry.server_exposed_bytes() as u64;
+            let wanted = Offer { config, connections, bytes };
+            prop_assert_eq!(parse(&offer(&geometry, connections)).offer(), Some(wanted));
+        }
+
+        #[test]
+        fn a_packet_is_of_one_kind_and_one_length(at in 0usize..6, more: bool, cut in 1usize..8) {
+            let geometry = Geometry::new(GeometryConfig::default()).unwrap();
+            let grants = [Grant { seat: 1, owner: 2 }];
+            let packets =
+                [hello(1), offer(&geometry, 1), region(1), welcome(0, &grants), bye(), hello(2)];
+            let mut bytes = packets[at].clone();
+            if more {
+                bytes.extend(vec![0; cut]);
+            } else {
+                bytes.truncate(bytes.len() - cut);
+            }
+            let packet = Packet::parse(&bytes);
+            let read = packet.is_some_and(|packet| {
+                packet.hello().is_some()
+                    || packet.offer().is_some()
+                    || packet.region().is_some()
+                    || packet.welcome().is_some()
+                    || packet.bye().is_some()
+            });
+            prop_assert!(!read);
+        }
+
+        #[test]
+        fn any_bytes_are_read_without_harm(
+            bytes in proptest::collection::vec(any::<u8>(), 0..200),
+            kind in 0u32..8,
+        ) {
+            let mut packet = header(Kind::Hello, VERSION);
+            packet[12..16].copy_from_slice(&kind.to_le_bytes());
+            packet.extend(&bytes);
+            for bytes in [&bytes[..], &packet] {
+                let Some(packet) = Packet::parse(bytes) else { continue };
+                let _ = (packet.hello(), packet.refusal(), packet.offer(), packet.region());
+                let _ = packet.welcome().map(|(_, grants)| grants.count());
+                let _ = packet.bye();
+            }
+        }
+    }
+
+    #[test]
+    fn the_part_that_stays_the_same_in_all_versions() {
+        assert_eq!(hello(3)[..16], *b"ScaleRPC\x01\0\0\0\x01\0\0\0");
+        let packet = refusal(Refusal::Busy, 5);
+        assert_eq!(packet, *b"ScaleRPC\x01\0\0\0\x02\0\0\0\x02\0\0\0\x05\0\0\0");
+    }
+}

@@ -1,6 +1,8 @@
 //! Helpers for the tests of the shared memory back end.
 #![allow(dead_code, reason = "each test binary uses some of them")]
 
+pub mod raw;
+
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -237,6 +239,11 @@ impl Process {
     pub fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
+    }
+
+    /// Lets a child go on that reads its standard input to the end.
+    pub fn close_stdin(&mut self) {
+        drop(self.child.stdin.take());
     }
 
     pub fn wait(&mut self) -> std::process::ExitStatus {
