@@ -34,6 +34,13 @@ pub trait Memory {
     /// Loads a byte of the demand map, as [`load_acquire`](Memory::load_acquire).
     fn load_byte_acquire(&self, at: usize) -> u8;
 
+    /// The first of the bytes from `at` that differs from what was `seen` of it, by its index; what the
+    /// byte's writer did before is visible afterwards only after a
+    /// [`load_byte_acquire`](Memory::load_byte_acquire) of it.
+    fn first_changed(&self, at: usize, seen: &[u8]) -> Option<usize> {
+        (0..seen.len()).find(|&i| self.load_byte_acquire(at + i) != seen[i])
+    }
+
     /// Stores a byte of the demand map, as [`store_release`](Memory::store_release).
     fn store_byte_release(&self, at: usize, byte: u8);
 
@@ -208,9 +215,15 @@ mod region {
 
         #[inline]
         fn byte(&self, at: usize) -> &AtomicU8 {
-            let byte = self.check(at, 1).cast::<AtomicU8>();
-            // SAFETY: one valid byte; atomics may be shared.
-            unsafe { byte.as_ref() }
+            &self.byte_range(at, 1)[0]
+        }
+
+        #[inline]
+        fn byte_range(&self, at: usize, len: usize) -> &[AtomicU8] {
+            let first = self.check(at, len).cast::<AtomicU8>();
+            // SAFETY: the range is valid; AtomicU8 has the size and alignment of u8, any byte is a valid
+            // value, and shared mutation through atomics needs no exclusivity.
+            unsafe { core::slice::from_raw_parts(first.as_ptr(), len) }
         }
     }
 
@@ -246,6 +259,23 @@ mod region {
         }
 
         #[inline]
+        fn first_changed(&self, at: usize, seen: &[u8]) -> Option<usize> {
+            let bytes = self.byte_range(at, seen.len());
+            // One branch for eight bytes: nearly always nothing has changed.
+            let mut eights = bytes.chunks(8).zip(seen.chunks(8)).enumerate();
+            let (eight, (now, seen)) = eights.find(|(_, (now, seen))| {
+                let differ =
+                    |sum, (now, seen): (&AtomicU8, &u8)| sum | (now.load(Ordering::Relaxed) ^ seen);
+                now.iter().zip(*seen).fold(0, differ) != 0
+            })?;
+            let changed = now.iter().zip(seen).position(|(now, &seen)| {
+                // The byte may have changed once more meanwhile, but never back.
+                now.load(Ordering::Relaxed) != seen
+            })?;
+            Some(8 * eight + changed)
+        }
+
+        #[inline]
         fn store_byte_release(&self, at: usize, byte: u8) {
             self.byte(at).store(byte, Ordering::Release);
         }
@@ -277,7 +307,12 @@ mod region {
         #[inline]
         fn copy_in(&self, at: usize, bytes: &[u8]) {
             let words = self.words(at, bytes.len().next_multiple_of(8));
-            for (word, chunk) in words.iter().zip(bytes.chunks(8)) {
+            let (whole, rest) = words.split_at(bytes.len() / 8);
+            let chunks = bytes.chunks_exact(8);
+            if let Some(last) = rest.first() {
+                last.store(word_of(chunks.remainder()).to_le(), Ordering::Relaxed);
+            }
+            for (word, chunk) in whole.iter().zip(chunks) {
                 word.store(word_of(chunk).to_le(), Ordering::Relaxed);
             }
         }
@@ -285,9 +320,15 @@ mod region {
         #[inline]
         fn copy_out(&self, at: usize, bytes: &mut [u8]) {
             let words = self.words(at, bytes.len().next_multiple_of(8));
-            for (word, chunk) in words.iter().zip(bytes.chunks_mut(8)) {
-                let word = word.load(Ordering::Relaxed).to_ne_bytes();
-                chunk.copy_from_slice(&word[..chunk.len()]);
+            let (whole, rest) = words.split_at(bytes.len() / 8);
+            let mut chunks = bytes.chunks_exact_mut(8);
+            for (word, chunk) in whole.iter().zip(&mut chunks) {
+                chunk.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
+            }
+            let tail = chunks.into_remainder();
+            if let Some(last) = rest.first() {
+                let word = last.load(Ordering::Relaxed).to_ne_bytes();
+                tail.copy_from_slice(&word[..tail.len()]);
             }
         }
     }

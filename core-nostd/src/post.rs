@@ -213,6 +213,12 @@ impl SendQueue {
         (self.posted, signaled)
     }
 
+    /// True if a completion is due: the last signaled work request is not known to be done.
+    #[inline]
+    pub fn reports(&self) -> bool {
+        !self.is_done(self.signaled)
+    }
+
     /// Everything up to `sequence` is done. A sequence number that is not outstanding is ignored.
     #[inline]
     pub fn retire(&mut self, sequence: u32) {

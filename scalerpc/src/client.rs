@@ -9,7 +9,7 @@ use scalerpc_core::client::{
 };
 use scalerpc_core::post::{Completion as WorkCompletion, WcStatus, WrId, WriteWr};
 use scalerpc_core::wire::Status;
-use scalerpc_core::{Geometry, Mapping};
+use scalerpc_core::{Geometry, Mapping, Memory, Store};
 use scalerpc_driver::shm::{ClientOptions, ShmClient};
 use scalerpc_driver::store::{self, Boxed};
 use scalerpc_driver::{Fabric, FabricEvent, PostError};
@@ -20,6 +20,8 @@ use crate::wait::Backoff;
 /// Fruitless polls in a row after which the back end is asked whether the server still lives. The question
 /// costs a system call, so a busy client never asks it.
 const POLLS_PER_CHECK: u32 = 4096;
+
+const NOT_LISTED: u32 = u32::MAX;
 
 /// Names a call of one connection: its number, from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -59,14 +61,40 @@ struct Ended {
     result: Result<(usize, usize), CallError>,
 }
 
+/// What has to be known of a busy connection to see that there is nothing new: a look at hundreds of
+/// waiting connections costs little more than the loads of the words they wait for.
+#[derive(Clone, Copy, Debug)]
+struct Busy {
+    connection: u32,
+    /// Something is to be posted.
+    post: bool,
+    /// Where the next message's `valid` word is, and what it will be.
+    awaited_at: usize,
+    awaited: u64,
+}
+
+impl Busy {
+    fn of<S: Store>(connection: u32, engine: &ClientEngine<S>) -> Self {
+        let (awaited_at, awaited) = engine.awaited();
+        let lost = engine.state() == ClientState::Lost;
+        Self {
+            connection,
+            post: lost || engine.wants_to_post(),
+            awaited_at,
+            awaited,
+        }
+    }
+}
+
 /// Connections to one server that one thread polls: hundreds are normal.
 pub struct ClientSet<F: Fabric = ShmClient> {
     fabric: F,
     geometry: Geometry,
     engines: Vec<ClientEngine<Boxed>>,
     /// Connections that are to be polled; each at most once.
-    busy: Vec<u32>,
-    is_listed: Vec<bool>,
+    busy: Vec<Busy>,
+    /// By connection: its place in `busy`, or NOT_LISTED.
+    listed: Vec<u32>,
     cursor: usize,
     idle_polls: u32,
     stash: VecDeque<Stashed>,
@@ -126,7 +154,7 @@ impl<F: Fabric> ClientSet<F> {
             fabric,
             geometry,
             busy: Vec::with_capacity(engines.len()),
-            is_listed: vec![false; engines.len()],
+            listed: vec![NOT_LISTED; engines.len()],
             engines,
             cursor: 0,
             idle_polls: 0,
@@ -188,6 +216,7 @@ impl<F: Fabric> ClientSet<F> {
         if self.engines[connection as usize].state() == ClientState::Process {
             self.post(connection);
         }
+        self.list(connection);
         Ok(id)
     }
 
@@ -220,6 +249,7 @@ impl<F: Fabric> ClientSet<F> {
             }
         }
         self.post(connection);
+        self.list(connection);
         Ok(accepted)
     }
 
@@ -231,11 +261,28 @@ impl<F: Fabric> ClientSet<F> {
     ) -> Result<CallId, CallError> {
         let engine = &mut self.engines[connection as usize];
         let number = engine.call(method, request, 0, self.fabric.private())?;
-        if !self.is_listed[connection as usize] {
-            self.is_listed[connection as usize] = true;
-            self.busy.push(connection);
-        }
         Ok(CallId(number))
+    }
+
+    /// Sees to it that a connection with outstanding calls is polled.
+    fn list(&mut self, connection: u32) {
+        let busy = Busy::of(connection, &self.engines[connection as usize]);
+        let listed = &mut self.listed[connection as usize];
+        match *listed {
+            NOT_LISTED => {
+                *listed = self.busy.len() as u32;
+                self.busy.push(busy);
+            }
+            at => self.busy[at as usize] = busy,
+        }
+    }
+
+    fn unlist(&mut self, at: usize) {
+        let gone = self.busy.swap_remove(at);
+        self.listed[gone.connection as usize] = NOT_LISTED;
+        if let Some(moved) = self.busy.get(at) {
+            self.listed[moved.connection as usize] = at as u32;
+        }
     }
 
     /// The answer to a call is not wanted any more: its completion will not come out. The call may run
@@ -308,16 +355,28 @@ impl<F: Fabric> ClientSet<F> {
             if self.cursor >= self.busy.len() {
                 self.cursor = 0;
             }
-            let connection = self.busy[self.cursor];
-            if let Some(ended) = self.poll_connection(connection) {
-                self.idle_polls = 0;
-                return Some(ended);
-            }
-            if self.engines[connection as usize].is_busy() {
+            let Busy {
+                connection,
+                post,
+                awaited_at,
+                awaited,
+            } = self.busy[self.cursor];
+            let news = self.fabric.exposed().load_acquire(awaited_at) == awaited;
+            if !news && !post {
                 self.cursor += 1;
+                continue;
+            }
+            let ended = self.poll_connection(connection);
+            let engine = &self.engines[connection as usize];
+            if engine.is_busy() {
+                self.busy[self.cursor] = Busy::of(connection, engine);
+                self.cursor += usize::from(ended.is_none());
             } else {
-                self.is_listed[connection as usize] = false;
-                self.busy.swap_remove(self.cursor);
+                self.unlist(self.cursor);
+            }
+            if ended.is_some() {
+                self.idle_polls = 0;
+                return ended;
             }
         }
         self.idle_polls += 1;
@@ -395,9 +454,16 @@ impl<F: Fabric> ClientSet<F> {
     pub fn take_events(&mut self) {
         while let Some(event) = self.fabric.poll_event() {
             if let FabricEvent::Gone { connection } = event {
-                self.engines[connection as usize].lost();
+                self.lost(connection);
             }
             self.take_completions();
+        }
+    }
+
+    fn lost(&mut self, connection: u32) {
+        self.engines[connection as usize].lost();
+        if self.listed[connection as usize] != NOT_LISTED {
+            self.list(connection);
         }
     }
 

@@ -1,4 +1,5 @@
 //! Calls between threads over shared memory.
+#![allow(clippy::unwrap_used)]
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -46,7 +47,12 @@ impl Running {
             server.run(&flag, &mut handler);
             server.counters()
         });
-        Self { path, stop, thread: Some(thread), _dir: dir }
+        Self {
+            path,
+            stop,
+            thread: Some(thread),
+            _dir: dir,
+        }
     }
 
     fn stop(mut self) -> Counters {
@@ -60,7 +66,10 @@ fn a_lone_client_gets_its_answers_without_any_switch() {
     let running = Running::start(Server::builder().clients_max(4));
     let mut client = Client::connect(&running.path).unwrap();
     for i in 0..20_000_u64 {
-        assert_eq!(client.call(ECHO, &i.to_le_bytes()).unwrap(), i.to_le_bytes());
+        assert_eq!(
+            client.call(ECHO, &i.to_le_bytes()).unwrap(),
+            i.to_le_bytes()
+        );
     }
     let counters = running.stop();
     assert_eq!(counters.calls, 20_000);
@@ -70,17 +79,33 @@ fn a_lone_client_gets_its_answers_without_any_switch() {
 
 #[test]
 fn every_size_travels_unchanged_and_larger_ones_are_refused_before_they_are_sent() {
-    let running = Running::start(Server::builder().request_max_bytes(300).response_max_bytes(300));
+    let running = Running::start(
+        Server::builder()
+            .request_max_bytes(300)
+            .response_max_bytes(300),
+    );
     let mut client = Client::connect(&running.path).unwrap();
     for len in (0..=300).chain((0..=300).rev()) {
         let request: Vec<u8> = (0..len).map(|i| (i * 7 + len) as u8).collect();
         assert_eq!(client.call(ECHO, &request).unwrap(), request);
     }
-    assert_eq!(client.call(ECHO, &[0; 301]), Err(CallError::TooLarge { max: 300 }));
+    assert_eq!(
+        client.call(ECHO, &[0; 301]),
+        Err(CallError::TooLarge { max: 300 })
+    );
     assert_eq!(client.outstanding(), 0);
-    assert_eq!(client.call(9, b""), Err(CallError::Status(Status::UNKNOWN_METHOD)));
-    assert_eq!(client.call(3, b""), Err(CallError::Status(Status::RESPONSE_TOO_LARGE)));
-    assert_eq!(client.call(4, b""), Err(CallError::Status(Status::application(7))));
+    assert_eq!(
+        client.call(9, b""),
+        Err(CallError::Status(Status::UNKNOWN_METHOD))
+    );
+    assert_eq!(
+        client.call(3, b""),
+        Err(CallError::Status(Status::RESPONSE_TOO_LARGE))
+    );
+    assert_eq!(
+        client.call(4, b""),
+        Err(CallError::Status(Status::application(7)))
+    );
     assert_eq!(client.call(SUM, &[1, 2, 3]).unwrap(), 6_u64.to_le_bytes());
     assert_eq!(running.stop().violations, 0);
 }
@@ -88,7 +113,11 @@ fn every_size_travels_unchanged_and_larger_ones_are_refused_before_they_are_sent
 #[test]
 fn many_connections_of_many_threads_all_get_their_own_answers() {
     let running = Running::start(
-        Server::builder().clients_max(240).group_size(20).window(4).request_max_bytes(64),
+        Server::builder()
+            .clients_max(240)
+            .group_size(20)
+            .window(4)
+            .request_max_bytes(64),
     );
     let threads: Vec<_> = (0..3_u32)
         .map(|thread| {
@@ -135,7 +164,10 @@ fn many_connections_of_many_threads_all_get_their_own_answers() {
     let counters = running.stop();
     assert_eq!(counters.calls, 3 * 80 * 100);
     assert!(counters.switches > 0, "{counters:?}");
-    assert!(counters.direct_writes > 0 && counters.staged_calls > 0, "{counters:?}");
+    assert!(
+        counters.direct_writes > 0 && counters.staged_calls > 0,
+        "{counters:?}"
+    );
     assert_eq!(counters.opened, 240);
 }
 
@@ -148,7 +180,9 @@ fn a_call_that_times_out_does_not_spoil_the_next_one() {
     let first = set.call_async(0, ECHO, b"first").unwrap();
     assert!(set.cancel(0, first));
     assert!(!set.cancel(0, first));
-    let second = set.call(0, ECHO, b"second", Duration::from_secs(5)).unwrap();
+    let second = set
+        .call(0, ECHO, b"second", Duration::from_secs(5))
+        .unwrap();
     assert_eq!(second, b"second");
     assert_eq!(running.stop().violations, 0);
 }
@@ -157,7 +191,9 @@ fn a_call_that_times_out_does_not_spoil_the_next_one() {
 fn completions_of_other_calls_survive_a_call_that_waits() {
     let running = Running::start(Server::builder());
     let mut client = Client::connect(&running.path).unwrap();
-    let accepted = client.call_batch([(ECHO, &b"a"[..]), (ECHO, b"b")]).unwrap();
+    let accepted = client
+        .call_batch([(ECHO, &b"a"[..]), (ECHO, b"b")])
+        .unwrap();
     assert_eq!(accepted.count, 2);
     assert_eq!(client.call(ECHO, b"c").unwrap(), b"c");
     for (call, bytes) in [(accepted.first.0, b"a"), (accepted.first.0 + 1, b"b")] {
@@ -177,6 +213,9 @@ fn when_the_server_goes_calls_end_and_say_whether_they_ran() {
     running.stop();
     client.set_timeout(Duration::from_secs(20));
     let ended = client.call(ECHO, b"y");
-    assert!(matches!(ended, Err(CallError::Unknown | CallError::NotSent)), "{ended:?}");
+    assert!(
+        matches!(ended, Err(CallError::Unknown | CallError::NotSent)),
+        "{ended:?}"
+    );
     assert_eq!(client.call(ECHO, b"z"), Err(CallError::NotSent));
 }

@@ -244,6 +244,27 @@ impl<S: Store> ClientEngine<S> {
             || (self.state == ClientState::Process && self.geometry.mapping() == Mapping::Virtual)
     }
 
+    /// The word in exposed memory that is waited for, and its value once the next message is there. A
+    /// caller with many connections looks at this before it bothers to [`poll`](Self::poll).
+    #[inline]
+    pub fn awaited(&self) -> (usize, u64) {
+        let ring = self.geometry.ring(self.conn.connection);
+        (
+            ring + self.geometry.ring_slot_end(self.ring_next) - 8,
+            self.ring_next,
+        )
+    }
+
+    /// True if [`next_write`](Self::next_write) may have something to post, without any news first.
+    #[inline]
+    pub fn wants_to_post(&self) -> bool {
+        match self.state {
+            ClientState::Idle => self.parked() > 0 || self.quiet != self.epoch,
+            ClientState::Process => self.parked() > 0 && !self.barred,
+            ClientState::Warmup | ClientState::Lost => self.demand_owed,
+        }
+    }
+
     /// Accepts a call: copies the request, and numbers it. `tag` comes back with the answer.
     ///
     /// # Errors
@@ -474,9 +495,10 @@ impl<S: Store> ClientEngine<S> {
     }
 
     fn write_words(&mut self, local: usize, remote: usize, len: usize, last: bool) -> WriteWr {
-        let inline = len <= self.limits.inline_max;
-        let (sequence, signaled) = self.sq.post(!inline && last);
-        self.words = (!inline).then_some(sequence);
+        // A byte that goes inline says nothing about an entry before it that did not.
+        let held = len > self.limits.inline_max || !self.words_free();
+        let (sequence, signaled) = self.sq.post(held && last);
+        self.words = held.then_some(sequence);
         WriteWr {
             connection: self.conn.connection,
             local,

@@ -218,9 +218,9 @@ pub struct ServerEngine<S: Store> {
     /// The pool that is being processed; the other one is in warmup.
     processing: u32,
     last_epoch: u64,
-    slice_end_ns: u64,
-    /// When a request was last taken.
-    last_call_ns: u64,
+    slice_left_ns: u64,
+    /// Time since a request was last taken.
+    idle_ns: u64,
     now_ns: u64,
     /// The processing pool's group is being told that its slice is over.
     draining: bool,
@@ -232,6 +232,7 @@ pub struct ServerEngine<S: Store> {
     calls_left: u32,
     step: Step,
     scan_at: u32,
+    scanned_ns: u64,
     /// The connection whose batch takes more READs, or NONE.
     fetch_seat: u32,
     /// Groups with demand, in turn.
@@ -297,8 +298,8 @@ impl<S: Store> ServerEngine<S> {
             quarantine_cursor: 0,
             processing: 0,
             last_epoch: 0,
-            slice_end_ns: 0,
-            last_call_ns: 0,
+            slice_left_ns: 0,
+            idle_ns: 0,
             now_ns: 0,
             draining: false,
             drain_budget: 0,
@@ -308,6 +309,7 @@ impl<S: Store> ServerEngine<S> {
             calls_left: 0,
             step: Step::Scan,
             scan_at: 0,
+            scanned_ns: 0,
             fetch_seat: NONE,
             ready: EMPTY,
             closing: EMPTY,
@@ -555,10 +557,23 @@ impl<S: Store> ServerEngine<S> {
         conn.slot_tail = NONE;
     }
 
+    /// Time goes on. What the caller's thread did not spend here, because it was not running, is not
+    /// taken from the slice of the group that is served.
+    #[inline]
+    fn pass(&mut self, now_ns: u64) {
+        if now_ns != self.now_ns {
+            let passed_ns = now_ns.saturating_sub(self.now_ns);
+            let charged_ns = passed_ns.min(self.config.time_slice_ns / 4 + 1);
+            self.slice_left_ns = self.slice_left_ns.saturating_sub(charged_ns);
+            self.idle_ns = self.idle_ns.saturating_add(charged_ns);
+            self.now_ns = now_ns;
+        }
+    }
+
     /// The next thing to do; `now_ns` is the time on the caller's monotonic clock.
     #[inline]
     pub fn next_action<M: Memory>(&mut self, now_ns: u64, exposed: &M, private: &M) -> Action {
-        self.now_ns = now_ns;
+        self.pass(now_ns);
         if self.visits_left == 0 {
             if let Some(action) = self.house(exposed, private) {
                 return action;

@@ -62,6 +62,8 @@ pub struct Conn {
     /// Staged calls for which READs were posted; then, those of them that are yet to be taken.
     pub(super) staged_asked: u16,
     pub(super) reads_pending: u16,
+    /// Calls that were handed out and not answered: each has a place in the send queue.
+    pub(super) answers_owed: u16,
     pub(super) group: u32,
     pub(super) member_prev: u32,
     pub(super) member_next: u32,
@@ -74,6 +76,14 @@ const _: () = assert!(
     size_of::<Conn>() == 128,
     "a control record is two cache lines (rule R10)"
 );
+
+impl Conn {
+    /// True if `n` work requests can be posted besides the answers that are owed (rule R11).
+    #[inline]
+    pub(super) fn has_room(&self, n: u32) -> bool {
+        self.sq.has_room(n + u32::from(self.answers_owed))
+    }
+}
 
 impl Default for Conn {
     fn default() -> Self {
@@ -90,6 +100,7 @@ impl Default for Conn {
             told_zone: false,
             waiting: false,
             reads_pending: 0,
+            answers_owed: 0,
             told_epoch: 0,
             entry: 0,
             staging_at: 0,

@@ -114,6 +114,7 @@ impl<S: Store> ServerEngine<S> {
         let conn = &mut self.memory.conns[seat as usize];
         let (number, generation) = (conn.next_call, conn.generation);
         conn.next_call += 1;
+        conn.answers_owed += 1;
         // The staged batch is at the front of a tenancy's calls.
         let staged = conn.staged_asked > 0;
         if staged {
@@ -122,7 +123,7 @@ impl<S: Store> ServerEngine<S> {
         self.counters.calls += 1;
         self.counters.staged_calls += u64::from(staged);
         self.counters.direct_writes += u64::from(!staged);
-        self.last_call_ns = self.now_ns;
+        self.idle_ns = 0;
         self.calls_left = self.calls_left.saturating_sub(1);
         Some(Call {
             seat,
@@ -141,13 +142,22 @@ impl<S: Store> ServerEngine<S> {
     #[inline]
     fn take_slot(&mut self, seat: u32) -> Option<u32> {
         let slot = self.free_slot;
-        if slot == NONE || !self.memory.conns[seat as usize].sq.has_room(1) {
+        let conn = &self.memory.conns[seat as usize];
+        // When half of the slots are gone, a connection gets its next one when its last completion has
+        // come: one whose completions do not come cannot take the slots that the others need (rule R6).
+        let hoards = self.slots_scarce() && conn.sq.reports();
+        if slot == NONE || hoards || !conn.has_room(1) {
             self.counters.stalls += 1;
             return None;
         }
         self.free_slot = self.memory.send_slots[slot as usize].next;
         self.free_slots -= 1;
         Some(slot)
+    }
+
+    #[inline]
+    fn slots_scarce(&self) -> bool {
+        self.free_slots < self.geometry.send_slots() / 2
     }
 
     fn return_slot(&mut self, slot: u32) {
@@ -174,18 +184,19 @@ impl<S: Store> ServerEngine<S> {
             (status, len)
         };
         let seat = call.seat;
-        let conn = &self.memory.conns[seat as usize];
+        let conn = &mut self.memory.conns[seat as usize];
         let ended = matches!(conn.state, ConnState::Free | ConnState::Closing);
         if ended || conn.generation != call.generation {
             self.return_slot(call.send_slot);
             return None;
         }
-        let active = conn.state == ConnState::Active;
+        conn.answers_owed -= 1;
+        let (active, told_zone) = (conn.state == ConnState::Active, conn.told_zone);
         let last = active && self.draining && self.is_last(seat, exposed);
         let mut flags = 0;
         if last {
             flags |= FLAG_EXT | FLAG_SWITCH;
-        } else if active && !conn.told_zone {
+        } else if active && !told_zone {
             flags |= FLAG_EXT | FLAG_ACTIVATE;
         }
         let head = Head {
@@ -206,7 +217,7 @@ impl<S: Store> ServerEngine<S> {
     fn is_last<M: Memory>(&self, seat: u32, exposed: &M) -> bool {
         let more = self.drain_budget > 0
             && self.free_slot != NONE
-            && self.memory.conns[seat as usize].sq.has_room(2)
+            && self.memory.conns[seat as usize].has_room(2)
             && matches!(self.look(seat, exposed), Ok(Some(_)));
         !more
     }
@@ -228,7 +239,7 @@ impl<S: Store> ServerEngine<S> {
     /// Completes the message in a send slot, and says where it goes.
     #[inline]
     fn respond<M: Memory>(&mut self, seat: u32, slot: u32, head: Head, private: &M) -> WriteWr {
-        let zones = self.geometry.zones();
+        let (zones, scarce) = (self.geometry.zones(), self.slots_scarce());
         let conn = &mut self.memory.conns[seat as usize];
         let ext = (head.flags & FLAG_EXT != 0).then(|| Ext {
             epoch: self.memory.zones[conn.zone as usize].epoch,
@@ -258,8 +269,8 @@ impl<S: Store> ServerEngine<S> {
         // waits for a WRITE of the next tenancy. When half of the slots are gone, every WRITE that
         // holds one is, so that they all come back (rule R5).
         let inline = span <= self.limits.inline_max;
-        let scarce = !inline && self.free_slots < self.geometry.send_slots() / 2;
-        let (sequence, signaled) = conn.sq.post(scarce || head.flags & FLAG_SWITCH != 0);
+        let holds_scarce = scarce && !inline;
+        let (sequence, signaled) = conn.sq.post(holds_scarce || head.flags & FLAG_SWITCH != 0);
         let remote = conn.ring_at + self.geometry.ring_slot_end(position) - span;
         let wr_id = WrId::new(WrKind::Write, conn.generation, seat, sequence);
         if inline {
