@@ -1,0 +1,101 @@
+//! A peer made of bytes: what a seat without a client engine writes to the server.
+
+use scalerpc_core::Memory;
+use scalerpc_core::post::{Completion, WcStatus};
+use scalerpc_core::wire::{Entry, Head, payload_at, seal};
+
+use super::Rig;
+use super::wire::land;
+
+/// A request, sealed: the bytes as they stand at the end of a block.
+pub fn request(rig: &Rig, owner: u64, number: u64, head: Head, payload: &[u8]) -> Vec<u8> {
+    let scratch = super::arena::Arena::new(1 << 12);
+    let memory = scratch.region();
+    let end = 1 << 12;
+    let span = end - payload_at(end, payload.len(), 0);
+    memory.copy_in(end - span, payload);
+    let placement = rig.setup.limits.placement;
+    seal(memory, end, owner, head, None, number, placement);
+    super::wire::snapshot(memory, end - span, span)
+}
+
+/// A head for a payload of `len` bytes.
+pub fn head(len: u32) -> Head {
+    Head {
+        len,
+        tag: 7,
+        flags: 0,
+        slot: 0,
+    }
+}
+
+impl Rig {
+    /// Writes a request into the zone that a seat holds, as the client there would.
+    pub fn write_request(&mut self, seat: u32, number: u64, head: Head, payload: &[u8]) {
+        let zone = self.zone(seat).expect("the seat has a zone");
+        self.write_request_to(zone, self.owners[seat as usize], number, head, payload);
+    }
+
+    /// Writes a request into any zone.
+    pub fn write_request_to(
+        &mut self,
+        zone: u32,
+        owner: u64,
+        number: u64,
+        head: Head,
+        payload: &[u8],
+    ) {
+        let bytes = request(self, owner, number, head, payload);
+        let zones = self.geometry.zones();
+        let end = self.geometry.block_end(zone / zones, zone % zones, number);
+        land(self.exposed.region(), end - bytes.len(), &bytes);
+    }
+
+    /// Writes an endpoint entry with its number, and the byte of the demand map.
+    pub fn write_entry(&mut self, seat: u32, number: u64, entry: Entry) {
+        let exposed = self.exposed.region();
+        let owner = self.owners[seat as usize];
+        let placement = self.setup.limits.placement;
+        let at = self.geometry.endpoint(seat);
+        entry.seal(exposed, at, owner, number, placement);
+        exposed.store_byte_release(self.geometry.demand_byte(seat), number as u8);
+    }
+
+    /// The entry that an honest client would write for `count` small calls from `first_call`.
+    pub fn entry(&self, first_call: u64, count: u32, quiet_epoch: u64) -> Entry {
+        Entry {
+            quiet_epoch,
+            first_call,
+            staged_at: self.geometry.staging(0) as u64,
+            stride: 64,
+            count,
+        }
+    }
+
+    /// The READs of a raw seat are done. Its batch is as `requests` wrote it, or was not written.
+    pub fn complete_reads(&mut self, seat: u32) {
+        let (mine, others) = std::mem::take(&mut self.log.raw_reads)
+            .into_iter()
+            .partition(|wr| wr.connection == seat);
+        self.log.raw_reads = others;
+        let mine: Vec<scalerpc_core::post::ReadWr> = mine;
+        for wr in mine {
+            self.server.completed(Completion {
+                wr_id: wr.wr_id,
+                status: WcStatus::Success,
+            });
+        }
+    }
+
+    /// Brings a raw seat that was just opened to be served, with one call that has run.
+    pub fn activate_raw(&mut self, seat: u32) {
+        let entry = self.entry(1, 1, 0);
+        self.write_entry(seat, 1, entry);
+        self.serve();
+        let owner = self.owners[seat as usize];
+        let zone = self.zone(seat).expect("the seat has a zone");
+        self.write_request_to(zone, owner, 1, head(3), b"abc");
+        self.complete_reads(seat);
+        self.serve();
+    }
+}
