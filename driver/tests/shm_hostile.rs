@@ -16,7 +16,7 @@ use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use scalerpc_core::memory::Memory;
 use scalerpc_driver::shm::{
-    ClientOptions, ServerOptions, SetupError, ShmClient, ShmServer, Step, VERSION,
+    ClientOptions, Refusal, ServerOptions, SetupError, ShmClient, ShmServer, Step, VERSION,
 };
 use scalerpc_driver::{Fabric, FabricEvent};
 use shm_common::raw::{self, RawClient};
@@ -305,6 +305,77 @@ fn a_silent_client_delays_nobody() {
     let _holding = offered(&path, 2);
     let _client = connect(&path, 6);
     opened(&mut server, 6);
+}
+
+/// Not a test of its own: plays a role in a child process, if there is one to play.
+#[test]
+fn child_process() {
+    let Some((room, path)) = role() else { return };
+    let _server = serve(&path, 4);
+    // The next descriptor is the lowest that is free; the limit is one more than the highest number.
+    let probe = rustix::io::dup(std::io::stdin()).unwrap();
+    let next = std::os::fd::AsRawFd::as_raw_fd(&probe) as u64;
+    drop(probe);
+    let limit = rustix::process::Rlimit {
+        current: Some(next + room.parse::<u64>().unwrap()),
+        maximum: rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum,
+    };
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).unwrap();
+    say("ready");
+    sleep_forever();
+}
+
+fn assert_out_of_resources(error: &SetupError) {
+    let refused = matches!(
+        error,
+        SetupError::Refused {
+            reason: Refusal::Resources,
+            ..
+        }
+    );
+    assert!(refused, "{error}");
+}
+
+#[test]
+fn a_server_out_of_descriptors_says_so_or_lets_clients_wait() {
+    let (_dir, path) = place();
+    for room in 0..6 {
+        let mut process = child(&room.to_string(), &path);
+        process.expect("ready");
+        let timeout = if room == 0 {
+            Duration::from_millis(300)
+        } else {
+            PATIENCE
+        };
+        let outcome = ShmClient::connect(
+            &path,
+            1,
+            ClientOptions {
+                timeout,
+                ..client_options()
+            },
+        );
+        match (room, outcome) {
+            // The backlog cannot be taken from.
+            (
+                0,
+                Err(SetupError::Timeout {
+                    step: Step::Offer, ..
+                }),
+            ) => {}
+            // No room for the pidfd, for the memory, or to ask the kernel about the memory.
+            (1..=3, Err(error)) => assert_out_of_resources(&error),
+            (4 | 5, Ok(mut client)) => {
+                assert_eq!(client.poll_event(), None);
+                let error = ShmClient::connect(&path, 1, client_options()).unwrap_err();
+                assert_out_of_resources(&error);
+                // The first is undisturbed.
+                assert_eq!(client.poll_event(), None);
+            }
+            (room, outcome) => panic!("room for {room}: {outcome:?}"),
+        }
+        process.kill();
+    }
 }
 
 /// A server that says what it is told to.

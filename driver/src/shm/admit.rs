@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use scalerpc_core::Memory;
 use scalerpc_core::wire::LINE;
-use scalerpc_hugepage::HugeMemory;
+use scalerpc_hugepage::{HugeMemory, MemoryError};
 
 use super::control::{Control, Peer, Stage};
 use super::error::Refusal;
@@ -118,10 +118,9 @@ impl Control {
         let bytes = client_bytes(&self.rules.geometry, connections)
             .filter(|&bytes| bytes as u64 == declared)
             .ok_or(Stop::Refuse(Refusal::Memory, 0))?;
-        HugeMemory::adopt_fd(fd, bytes)
-            .ok()
-            .and_then(|memory| Mapping::new(memory, bytes))
-            .ok_or(Stop::Refuse(Refusal::Memory, 0))
+        let memory =
+            HugeMemory::adopt_fd(fd, bytes).map_err(|error| Stop::Refuse(blame(&error), 0))?;
+        Mapping::new(memory, bytes).ok_or(Stop::Refuse(Refusal::Memory, 0))
     }
 
     /// A new tenant must not inherit anything from the last one, which is fenced.
@@ -163,6 +162,21 @@ impl Control {
         peer.settle(Arc::clone(&link));
         self.shared.tell(News::Opened(link));
         Some(peer)
+    }
+}
+
+/// Whether a client's memory is unusable, or this side is out of something.
+fn blame(error: &MemoryError) -> Refusal {
+    let out_of = |source: &std::io::Error| {
+        let short = [Errno::MFILE, Errno::NFILE, Errno::NOMEM];
+        Errno::from_io_error(source).is_some_and(|errno| short.contains(&errno))
+    };
+    match error {
+        MemoryError::Os { source, .. } if out_of(source) => Refusal::Resources,
+        MemoryError::HugepagesUnavailable(_) | MemoryError::NotEnoughMemory { .. } => {
+            Refusal::Resources
+        }
+        _ => Refusal::Memory,
     }
 }
 

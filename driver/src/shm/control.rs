@@ -127,8 +127,11 @@ impl Control {
             let pause = self.look_after();
             let pause = pause.and_then(|pause| Timespec::try_from(pause).ok());
             events.clear();
-            // An error is EINTR, and the loop comes back here: the descriptor and the buffer are sound.
-            let _ = epoll::wait(&self.epoll, spare_capacity(&mut events), pause.as_ref());
+            match epoll::wait(&self.epoll, spare_capacity(&mut events), pause.as_ref()) {
+                Ok(_) | Err(Errno::INTR) => {}
+                // Somebody else closed the descriptor: do not spin.
+                Err(_) => std::thread::sleep(ACCEPT_PAUSE),
+            }
             for event in &events {
                 match event.data.u64() {
                     WAKE => self.drain_wake(),
@@ -214,9 +217,16 @@ impl Control {
     }
 
     fn greet(&mut self, socket: OwnedFd) {
-        let Some(process) = sys::peer_process(socket.as_fd()) else {
-            Counts::add(&self.shared.counts.abandoned, 1);
-            return;
+        let process = match sys::peer_process(socket.as_fd()) {
+            Ok(process) => process,
+            Err(errno) => {
+                if errno != Errno::SRCH {
+                    let no = handshake::refusal(Refusal::Resources, 0);
+                    let _ = socket::send(&socket, &no, None);
+                }
+                Counts::add(&self.shared.counts.abandoned, 1);
+                return;
+            }
         };
         let id = self.next_id;
         self.next_id += 1;
@@ -291,6 +301,8 @@ impl Control {
         match socket::receive(&peer.socket, &mut buffer) {
             Incoming::Nothing => Some(peer),
             Incoming::End => self.on_end(peer),
+            Incoming::NoRoom if peer.deadline.is_some() => self.refuse(peer, Refusal::Resources, 0),
+            Incoming::NoRoom => self.on_packet(peer, None, None),
             Incoming::Packet { len, fd, whole } => {
                 let bytes = buffer.get(..len).filter(|_| whole);
                 self.on_packet(peer, bytes.and_then(Packet::parse), fd)

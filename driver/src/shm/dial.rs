@@ -15,10 +15,10 @@ use super::client::ClientOptions;
 use super::error::{Refusal, SetupError, Step};
 use super::handshake::{self, FROM_SERVER_MAX_BYTES, Grant, Kind, Offer, Packet, VERSION};
 use super::link::{client_bytes, guard_at};
-use super::own_memory;
 use super::path;
 use super::socket::{self, Incoming};
 use super::sys::{self, Mapping};
+use super::{TIMEOUT_MAX, own_memory};
 
 /// What a finished handshake leaves.
 pub(super) struct Dialed {
@@ -101,6 +101,7 @@ struct Dialog<'a> {
 
 impl<'a> Dialog<'a> {
     fn open(path: &'a Path, connections: u32, after: Duration) -> Result<Self, SetupError> {
+        let after = after.min(TIMEOUT_MAX);
         let until = Instant::now() + after;
         let system =
             |call| move |errno: Errno| SetupError::system(path, Step::Connect, call, errno);
@@ -137,8 +138,12 @@ impl<'a> Dialog<'a> {
                 errno => system("connect")(errno),
             });
         }
-        let (pid, pidfd) = sys::peer_process(socket.as_fd())
-            .map_or((0, None), |process| (process.pid, process.pidfd));
+        let (pid, pidfd) = match sys::peer_process(socket.as_fd()) {
+            Ok(process) => (process.pid, process.pidfd),
+            // Gone: the socket says so too.
+            Err(Errno::SRCH) => (0, None),
+            Err(errno) => return Err(system("pidfd_open")(errno)),
+        };
         let buffer = vec![0; FROM_SERVER_MAX_BYTES];
         Ok(Self {
             path,
@@ -215,6 +220,7 @@ impl<'a> Dialog<'a> {
             match socket::receive(&self.socket, &mut self.buffer) {
                 Incoming::Nothing => self.wait(step, PollFlags::IN)?,
                 Incoming::End => return Err(self.broken(step, "it closed the connection")),
+                Incoming::NoRoom => return Err(self.system(step, "recvmsg", Errno::MFILE)),
                 Incoming::Packet { whole: false, .. } => {
                     return Err(self.broken(step, "a packet of the wrong size"));
                 }

@@ -256,6 +256,8 @@ pub enum Refusal {
     TooManyLinks,
     /// The client said something that the protocol does not allow.
     Protocol,
+    /// The server is out of something: file descriptors, or memory.
+    Resources,
     /// A reason that this version does not know.
     Other(u32),
 }
@@ -269,6 +271,7 @@ impl Refusal {
             Self::Memory => 4,
             Self::TooManyLinks => 5,
             Self::Protocol => 6,
+            Self::Resources => 7,
             Self::Other(code) => code,
         }
     }
@@ -281,6 +284,7 @@ impl Refusal {
             4 => Self::Memory,
             5 => Self::TooManyLinks,
             6 => Self::Protocol,
+            7 => Self::Resources,
             code => Self::Other(code),
         }
     }
@@ -295,6 +299,10 @@ impl std::fmt::Display for Refusal {
             Self::Memory => f.write_str("the client's memory is unusable (size, seals or kind)"),
             Self::TooManyLinks => f.write_str("too many links"),
             Self::Protocol => f.write_str("the client broke the protocol"),
+            Self::Resources => f.write_str(
+                "it is out of file descriptors or memory: raise its limits (ulimit -n), or put more \
+                 connections into one link",
+            ),
             Self::Other(code) => write!(f, "reason {code}, unknown to this version"),
         }
     }

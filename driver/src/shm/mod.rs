@@ -39,6 +39,8 @@ mod socket;
 mod sys;
 mod transfer;
 
+use std::time::Duration;
+
 use scalerpc_core::Geometry;
 use scalerpc_core::post::Limits;
 use scalerpc_core::wire::Placement;
@@ -51,6 +53,9 @@ pub use server::{MemoryReport, ServerCounters, ServerOptions, ShmServer};
 
 /// Elements of a scatter list. A copy has no limit; this is what common devices have.
 const SGE_MAX: u32 = 32;
+
+/// Longer than anybody waits, and not too long for a clock.
+const TIMEOUT_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
 
 fn limits(geometry: &Geometry) -> Limits {
     Limits {

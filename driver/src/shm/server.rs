@@ -17,7 +17,7 @@ use super::link::{Counts, Link, News, Order, Shared};
 use super::path::{self, Claim};
 use super::sys::Mapping;
 use super::transfer::{self, Completions, REMOTE_ACCESS_ERROR};
-use super::{limits, own_memory};
+use super::{TIMEOUT_MAX, limits, own_memory};
 use crate::fabric::{Fabric, FabricEvent, Opened, PostError, Revocation};
 
 /// What a server can be told besides its geometry.
@@ -152,7 +152,7 @@ impl ShmServer {
             geometry,
             links_max: options.links_max,
             handshakes_max: options.handshakes_max,
-            handshake_timeout: options.handshake_timeout,
+            handshake_timeout: options.handshake_timeout.min(TIMEOUT_MAX),
         };
         let control = Control::new(Arc::clone(&shared), Arc::clone(&exposed), rules, listener)
             .map_err(|errno| system("epoll")(std::io::Error::from(errno)))?;

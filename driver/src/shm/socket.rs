@@ -28,6 +28,8 @@ pub(super) enum Incoming {
     Nothing,
     /// The peer has closed its end (or sent an empty packet, which no version does).
     End,
+    /// A packet came with a descriptor for which this process has no room.
+    NoRoom,
     /// A packet.
     Packet {
         /// Its length, no more than the buffer's.
@@ -72,6 +74,9 @@ pub(super) fn receive(socket: impl AsFd, buffer: &mut [u8]) -> Incoming {
     let len = received.bytes.min(buffer.len());
     if len == 0 {
         return Incoming::End;
+    }
+    if count == 0 && received.flags.contains(ReturnFlags::CTRUNC) {
+        return Incoming::NoRoom;
     }
     let cut = received
         .flags

@@ -50,25 +50,26 @@ pub(super) struct PeerProcess {
     pub(super) pidfd: Option<OwnedFd>,
 }
 
-/// Identifies the peer; `None` if it is gone already.
-pub(super) fn peer_process(socket: BorrowedFd<'_>) -> Option<PeerProcess> {
-    let pid = peer_pid(socket).unwrap_or(0);
-    if let Ok(pidfd) = peer_pidfd(socket) {
-        return Some(PeerProcess {
-            pid,
-            pidfd: Some(pidfd),
-        });
+/// Identifies the peer.
+///
+/// # Errors
+///
+/// `Errno::SRCH` if it is gone already; anything else means that this process is out of something.
+pub(super) fn peer_process(socket: BorrowedFd<'_>) -> Result<PeerProcess, Errno> {
+    let pid = peer_pid(socket)?;
+    let with = |pidfd| Ok(PeerProcess { pid, pidfd });
+    match peer_pidfd(socket) {
+        Ok(pidfd) => return with(Some(pidfd)),
+        Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => return Err(errno),
+        Err(_) => {}
     }
     // Kernels before 6.5 know only the number. If it has been given to another process meanwhile, its
     // fence comes late, but never too early.
-    let named = Pid::from_raw(pid).map(|pid| pidfd_open(pid, PidfdFlags::empty()));
-    match named {
-        Some(Ok(pidfd)) => Some(PeerProcess {
-            pid,
-            pidfd: Some(pidfd),
-        }),
-        Some(Err(Errno::SRCH)) => None,
-        Some(Err(_)) | None => Some(PeerProcess { pid, pidfd: None }),
+    match Pid::from_raw(pid).map(|pid| pidfd_open(pid, PidfdFlags::empty())) {
+        Some(Ok(pidfd)) => with(Some(pidfd)),
+        // Not visible, or a kernel before 5.3: a Bye or a closed guard is the only proof then.
+        None | Some(Err(Errno::NOSYS)) => with(None),
+        Some(Err(errno)) => Err(errno),
     }
 }
 
