@@ -1,1 +1,3 @@
 //! The scalerpc command: demo, server, client and benchmark
+
+pub mod meta;
