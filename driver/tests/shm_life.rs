@@ -92,6 +92,8 @@ fn a_goodbye_fences_at_once_and_the_seats_come_back() {
         .iter()
         .map(|opened| opened.seat)
         .collect();
+    // A connection that is not gone keeps its seat.
+    server.release(seats[0]);
     let refused = ShmClient::connect(&path, 1, client_options()).unwrap_err();
     assert!(
         matches!(

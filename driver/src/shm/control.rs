@@ -28,9 +28,8 @@ const LISTENER: u64 = 1;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How often an evicted client that was stopped in the middle of a WRITE is looked at.
 const QUIET_PAUSE: Duration = Duration::from_millis(20);
-/// Packets taken from a client before its socket is closed; closing with packets unread would destroy the
-/// refusal that is on its way.
-const DRAIN_MAX: u32 = 4;
+/// Packets taken from a client that is refused; no more fit its socket.
+const DRAIN_MAX: u32 = 1024;
 
 /// What the control thread goes by.
 #[derive(Clone, Copy, Debug)]
@@ -221,8 +220,7 @@ impl Control {
             Ok(process) => process,
             Err(errno) => {
                 if errno != Errno::SRCH {
-                    let no = handshake::refusal(Refusal::Resources, 0);
-                    let _ = socket::send(&socket, &no, None);
+                    say_no(&socket, Refusal::Resources, 0);
                 }
                 Counts::add(&self.shared.counts.abandoned, 1);
                 return;
@@ -412,16 +410,7 @@ impl Control {
         ) {
             Counts::add(&counts.violations, 1);
         }
-        let _ = socket::send(&peer.socket, &handshake::refusal(reason, detail), None);
-        let mut buffer = [0; FROM_CLIENT_MAX_BYTES];
-        for _ in 0..DRAIN_MAX {
-            if !matches!(
-                socket::receive(&peer.socket, &mut buffer),
-                Incoming::Packet { .. }
-            ) {
-                break;
-            }
-        }
+        say_no(&peer.socket, reason, detail);
         self.end_handshake(peer)
     }
 
@@ -476,6 +465,21 @@ impl Control {
                 // A client that does not take it sees the end of the stream.
                 let _ = socket::send(&peer.socket, &handshake::bye(), None);
             }
+        }
+    }
+}
+
+/// Sends a refusal in such a way that it survives the end of the socket: closing one with packets unread
+/// would destroy what the peer has not read.
+fn say_no(socket: &OwnedFd, reason: Refusal, detail: u32) {
+    let _ = socket::send(socket, &handshake::refusal(reason, detail), None);
+    // From here on the peer cannot send.
+    let _ = shutdown(socket, Shutdown::Read);
+    let mut buffer = [0; FROM_CLIENT_MAX_BYTES];
+    for _ in 0..DRAIN_MAX {
+        match socket::receive(socket, &mut buffer) {
+            Incoming::Packet { .. } | Incoming::NoRoom => {}
+            Incoming::Nothing | Incoming::End => break,
         }
     }
 }
