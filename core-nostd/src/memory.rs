@@ -50,6 +50,12 @@ pub trait Memory {
     /// Orders everything before it against everything after it (a sequentially consistent fence).
     fn fence_full(&self);
 
+    /// As [`fence_full`](Memory::fence_full), but only if the other party makes this thread pass a full
+    /// fence too (as `membarrier(2)` does): the cheap half of an asymmetric pair.
+    fn fence_light(&self) {
+        self.fence_full();
+    }
+
     /// Copies `len` bytes (a multiple of 8) from `source`, word by word in increasing address order,
     /// unordered but for the last word, which is stored after all others (release).
     fn copy_from(&self, at: usize, source: &Self, source_at: usize, len: usize) {
@@ -96,7 +102,7 @@ pub use region::Region;
 #[allow(unsafe_code)]
 mod region {
     use core::ptr::NonNull;
-    use core::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
+    use core::sync::atomic::{AtomicU8, AtomicU64, Ordering, compiler_fence, fence};
 
     use super::{Memory, word_of};
 
@@ -288,6 +294,11 @@ mod region {
         #[inline]
         fn fence_full(&self) {
             fence(Ordering::SeqCst);
+        }
+
+        #[inline]
+        fn fence_light(&self) {
+            compiler_fence(Ordering::SeqCst);
         }
 
         #[inline]

@@ -18,13 +18,15 @@ pub enum PostError {
     Down,
 }
 
-/// The outcome of [`Fabric::revoke`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Revocation {
-    /// The client can write no more under that tenancy.
-    Done,
-    /// A WRITE was under way; ask again.
-    Pending,
+/// A tenancy to be revoked, and the outcome.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Revocation {
+    /// Seat of the connection.
+    pub seat: u32,
+    /// The tenancy; earlier ones are meant too.
+    pub epoch: u64,
+    /// The client can write no more under it. If false, a WRITE was under way: ask again.
+    pub done: bool,
 }
 
 /// A connection that a client opened.
@@ -87,15 +89,15 @@ pub trait Fabric {
     /// [`PostError`]; nothing has been posted then.
     fn post_read(&mut self, wr: &ReadWr) -> Result<(), PostError>;
 
-    /// Takes completions; returns how many were put at the front of `into`.
-    fn poll_completions(&mut self, into: &mut [Completion]) -> usize;
+    /// Takes one completion.
+    fn poll_completion(&mut self) -> Option<Completion>;
 
     /// Takes one piece of news.
     fn poll_event(&mut self) -> Option<FabricEvent>;
 
-    /// Makes sure that a client can write no more to zones of `epoch` or an earlier tenancy, without
-    /// ending its connection. Only if [`Limits::can_revoke`].
-    fn revoke(&mut self, seat: u32, epoch: u64) -> Revocation;
+    /// Makes sure that clients can write no more to zones of these tenancies, without ending their
+    /// connections, and says of each whether that is so. Only if [`Limits::can_revoke`].
+    fn revoke_all(&mut self, revocations: &mut [Revocation]);
 
     /// Begins to end a connection; [`FabricEvent::Gone`] follows once it is fenced. A second call does
     /// nothing.

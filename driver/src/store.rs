@@ -2,9 +2,7 @@
 
 use scalerpc_core::client::{CallRecord, ClientConn};
 use scalerpc_core::post::Limits;
-use scalerpc_core::server::{
-    Conn, Group, SendSlot, ServerConfig, ServerMemory, ServerSizes, Zone,
-};
+use scalerpc_core::server::{Conn, Group, SendSlot, ServerConfig, ServerMemory, ServerSizes, Zone};
 use scalerpc_core::{ClientEngine, Geometry, ServerEngine, Store};
 
 /// Arrays on the heap, allocated once.

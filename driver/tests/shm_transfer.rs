@@ -10,8 +10,8 @@ mod shm_common;
 use scalerpc_core::memory::Memory;
 use scalerpc_core::post::{Completion, ReadWr, WcStatus, WrId, WrKind};
 use scalerpc_core::wire::LINE;
-use scalerpc_driver::shm::guard;
-use scalerpc_driver::{Fabric, PostError, Revocation};
+use scalerpc_driver::shm::guard::{self, ClientFence::Full};
+use scalerpc_driver::{Fabric, PostError};
 use shm_common::*;
 
 #[test]
@@ -273,7 +273,7 @@ fn a_revoked_tenancy_writes_no_more_and_a_later_one_does() {
         client.post_write(&wr)
     };
     post(&mut client, 1, Some(1), 100).unwrap();
-    assert_eq!(server.revoke(opened[1].seat, 1), Revocation::Done);
+    assert!(revoke(&mut server, opened[1].seat, 1));
     assert_eq!(post(&mut client, 1, Some(1), 200), Err(PostError::Revoked));
     assert_eq!(
         server.exposed().load(end - LINE),
@@ -290,11 +290,11 @@ fn a_revoked_tenancy_writes_no_more_and_a_later_one_does() {
         "the other connection was not revoked"
     );
     // Revocations never fall back.
-    assert_eq!(server.revoke(opened[1].seat, 7), Revocation::Done);
-    assert_eq!(server.revoke(opened[1].seat, 3), Revocation::Done);
+    assert!(revoke(&mut server, opened[1].seat, 7));
+    assert!(revoke(&mut server, opened[1].seat, 3));
     assert_eq!(post(&mut client, 1, Some(7), 600), Err(PostError::Revoked));
     // All tenancies that can be, but not the connection.
-    assert_eq!(server.revoke(opened[1].seat, u64::MAX), Revocation::Done);
+    assert!(revoke(&mut server, opened[1].seat, u64::MAX));
     assert_eq!(
         post(&mut client, 1, Some(u64::MAX - 1), 700),
         Err(PostError::Revoked)
@@ -337,21 +337,22 @@ impl Memory for Cells {
 fn a_write_under_way_holds_a_revocation_up() {
     let memory = Cells(vec![Default::default(); guard::GUARD_BYTES / 8 + 8]);
     let at = LINE;
-    assert!(guard::begin_write(&memory, at, 3));
-    assert!(!guard::revoke(&memory, at, 3), "pending");
-    assert!(!guard::is_quiet(&memory, at));
+    assert!(guard::begin_write(&memory, at, 3, Full));
+    guard::raise(&memory, at, 3);
+    assert!(!guard::is_quiet(&memory, at), "pending");
     guard::end_write(&memory, at);
-    assert!(guard::revoke(&memory, at, 3));
-    assert!(!guard::begin_write(&memory, at, 3));
+    assert!(guard::is_quiet(&memory, at));
+    assert!(!guard::begin_write(&memory, at, 3, Full));
     assert!(
         guard::is_quiet(&memory, at),
         "a refused WRITE is over at once"
     );
-    assert!(guard::begin_write(&memory, at, 4));
+    assert!(guard::begin_write(&memory, at, 4, Full));
     assert_eq!(guard::revoked(&memory, at), 3);
     guard::end_write(&memory, at);
-    assert!(guard::revoke(&memory, at, guard::ENDED));
-    assert!(!guard::begin_write(&memory, at, guard::ENDED));
+    guard::raise(&memory, at, guard::ENDED);
+    assert!(guard::is_quiet(&memory, at));
+    assert!(!guard::begin_write(&memory, at, guard::ENDED, Full));
     assert!(
         memory.0[..LINE / 8].iter().all(|cell| cell.get() == 0),
         "nothing before it"

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use scalerpc_core::client::{
     Answer, ClientConn, ClientCounters, ClientEngine, ClientState, Failed,
 };
-use scalerpc_core::post::{Completion as WorkCompletion, WcStatus, WrId, WriteWr};
+use scalerpc_core::post::WriteWr;
 use scalerpc_core::wire::Status;
 use scalerpc_core::{Geometry, Mapping, Memory, Store};
 use scalerpc_driver::shm::{ClientOptions, ShmClient};
@@ -17,8 +17,7 @@ use scalerpc_driver::{Fabric, FabricEvent, PostError};
 use crate::error::{CallError, SetupError};
 use crate::wait::Backoff;
 
-/// Fruitless polls in a row after which the back end is asked whether the server still lives. The question
-/// costs a system call, so a busy client never asks it.
+/// See [`ClientSet::set_polls_per_check`].
 const POLLS_PER_CHECK: u32 = 4096;
 
 const NOT_LISTED: u32 = u32::MAX;
@@ -97,6 +96,7 @@ pub struct ClientSet<F: Fabric = ShmClient> {
     listed: Vec<u32>,
     cursor: usize,
     idle_polls: u32,
+    polls_per_check: u32,
     stash: VecDeque<Stashed>,
     /// Holds the bytes of the stashed completion that was given out last.
     given: Vec<u8>,
@@ -158,6 +158,7 @@ impl<F: Fabric> ClientSet<F> {
             engines,
             cursor: 0,
             idle_polls: 0,
+            polls_per_check: POLLS_PER_CHECK,
             stash: VecDeque::new(),
             given: Vec::new(),
         })
@@ -277,6 +278,13 @@ impl<F: Fabric> ClientSet<F> {
         }
     }
 
+    /// Something about the connection has changed: what its place in the list says may be out of date.
+    fn relist(&mut self, connection: u32) {
+        if self.listed[connection as usize] != NOT_LISTED {
+            self.list(connection);
+        }
+    }
+
     fn unlist(&mut self, at: usize) {
         let gone = self.busy.swap_remove(at);
         self.listed[gone.connection as usize] = NOT_LISTED;
@@ -380,7 +388,7 @@ impl<F: Fabric> ClientSet<F> {
             }
         }
         self.idle_polls += 1;
-        if self.idle_polls >= POLLS_PER_CHECK {
+        if self.idle_polls >= self.polls_per_check {
             self.idle_polls = 0;
             self.take_events();
         }
@@ -430,23 +438,22 @@ impl<F: Fabric> ClientSet<F> {
         None
     }
 
+    #[inline]
     fn take_completions(&mut self) {
-        let none = WorkCompletion {
-            wr_id: WrId(0),
-            status: WcStatus::Success,
-        };
-        let mut completions = [none; 16];
-        loop {
-            let count = self.fabric.poll_completions(&mut completions);
-            for completion in &completions[..count] {
-                if let Some(engine) = self.engines.get_mut(completion.wr_id.seat() as usize) {
-                    engine.completed(*completion);
-                }
-            }
-            if count < completions.len() {
-                return;
+        while let Some(completion) = self.fabric.poll_completion() {
+            let connection = completion.wr_id.seat();
+            if let Some(engine) = self.engines.get_mut(connection as usize) {
+                engine.completed(completion);
+                self.relist(connection);
             }
         }
+    }
+
+    /// After how many fruitless polls in a row the back end is asked whether the server still lives.
+    /// Default 4096. The question costs a system call, so a busy client never asks it; who wants it never
+    /// to be asked while polling sets `u32::MAX`, and calls [`take_events`](Self::take_events) elsewhere.
+    pub fn set_polls_per_check(&mut self, polls: u32) {
+        self.polls_per_check = polls;
     }
 
     /// Asks the back end whether the server is still there. It is asked by itself when nothing comes for
@@ -462,9 +469,7 @@ impl<F: Fabric> ClientSet<F> {
 
     fn lost(&mut self, connection: u32) {
         self.engines[connection as usize].lost();
-        if self.listed[connection as usize] != NOT_LISTED {
-            self.list(connection);
-        }
+        self.relist(connection);
     }
 
     /// Makes a call and waits for its answer, at most for `timeout`. Completions of other calls that

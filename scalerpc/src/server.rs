@@ -4,7 +4,6 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use scalerpc_core::post::{Completion, WcStatus, WrId};
 use scalerpc_core::server::{
     Action, Call, Counters, OpenConn, ServerConfig, ServerEngine, ServerSizes,
 };
@@ -17,6 +16,9 @@ use scalerpc_hugepage::PagePolicy;
 
 use crate::error::SetupError;
 use crate::wait::{Backoff, Clock};
+
+/// Revocations that are asked for together.
+const REVOCATIONS: usize = 16;
 
 /// A call, as a handler sees it.
 #[derive(Clone, Copy, Debug)]
@@ -93,7 +95,27 @@ impl ServerBuilder {
 
     /// How long a group is served while others wait. Default 100 us, as in the paper's evaluation.
     pub fn time_slice(mut self, slice: Duration) -> Self {
-        self.config.time_slice_ns = slice.as_nanos().try_into().unwrap_or(u64::MAX);
+        self.config.time_slice_ns = nanoseconds(slice);
+        self
+    }
+
+    /// A group from which nothing has come for this long yields to one that is ready. Default 10 us.
+    pub fn idle_switch(mut self, idle: Duration) -> Self {
+        self.config.idle_switch_ns = nanoseconds(idle);
+        self
+    }
+
+    /// A client that has not answered the end of its tenancy for this long has it revoked, where the
+    /// back end can do that; its connection stays. Default 200 us.
+    pub fn revoke_after(mut self, after: Duration) -> Self {
+        self.config.revoke_after_ns = nanoseconds(after);
+        self
+    }
+
+    /// Where it cannot, a client that has not answered for this long is fenced, which ends its
+    /// connection. Default 1 s.
+    pub fn fence_after(mut self, after: Duration) -> Self {
+        self.config.fence_after_ns = nanoseconds(after);
         self
     }
 
@@ -163,6 +185,10 @@ impl ServerBuilder {
     }
 }
 
+fn nanoseconds(time: Duration) -> u64 {
+    time.as_nanos().try_into().unwrap_or(u64::MAX)
+}
+
 /// A peer that was evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Eviction {
@@ -213,9 +239,10 @@ impl<F: Fabric> Server<F> {
     pub fn poll(&mut self, now_ns: u64, handler: &mut impl Handler) -> usize {
         let mut done = self.take_events() + self.take_completions();
         let (exposed, private) = (*self.fabric.exposed(), *self.fabric.private());
+        let (mut revocations, mut revoking) = ([Revocation::default(); REVOCATIONS], 0);
         loop {
             match self.engine.next_action(now_ns, &exposed, &private) {
-                Action::Idle => return done,
+                Action::Idle => break,
                 Action::Call(call) => self.run_handler(call, handler),
                 Action::Write(write) => {
                     if self.fabric.post_write(&write).is_err() {
@@ -228,9 +255,16 @@ impl<F: Fabric> Server<F> {
                     }
                 }
                 Action::Revoke { seat, epoch } => {
-                    if self.fabric.revoke(seat, epoch) == Revocation::Done {
-                        self.engine.revoked(seat, epoch);
+                    if revoking == revocations.len() {
+                        self.revoke_all(&mut revocations);
+                        revoking = 0;
                     }
+                    revocations[revoking] = Revocation {
+                        seat,
+                        epoch,
+                        done: false,
+                    };
+                    revoking += 1;
                 }
                 Action::Close { seat, why } => {
                     self.last_eviction = Some(Eviction { seat, why });
@@ -238,6 +272,18 @@ impl<F: Fabric> Server<F> {
                 }
             }
             done += 1;
+        }
+        if revoking > 0 {
+            self.revoke_all(&mut revocations[..revoking]);
+        }
+        done
+    }
+
+    /// Together: a back end may pay for a request, however many tenancies it names.
+    fn revoke_all(&mut self, revocations: &mut [Revocation]) {
+        self.fabric.revoke_all(revocations);
+        for it in revocations.iter().filter(|it| it.done) {
+            self.engine.revoked(it.seat, it.epoch);
         }
     }
 
@@ -282,21 +328,11 @@ impl<F: Fabric> Server<F> {
 
     fn take_completions(&mut self) -> usize {
         let mut taken = 0;
-        let none = Completion {
-            wr_id: WrId(0),
-            status: WcStatus::Success,
-        };
-        let mut completions = [none; 16];
-        loop {
-            let count = self.fabric.poll_completions(&mut completions);
-            for completion in &completions[..count] {
-                self.engine.completed(*completion);
-            }
-            taken += count;
-            if count < completions.len() {
-                return taken;
-            }
+        while let Some(completion) = self.fabric.poll_completion() {
+            self.engine.completed(completion);
+            taken += 1;
         }
+        taken
     }
 
     fn run_handler(&mut self, call: Call, handler: &mut impl Handler) {

@@ -75,6 +75,10 @@ impl<S: Store> ClientEngine<S> {
         let flags = message.head.flags;
         self.ring_next += 1;
         let ext = message.ext.unwrap_or_default();
+        // Slots are whole lines, so there may be room for more than was agreed.
+        if message.head.len > self.geometry.config().response_max_bytes {
+            return Err(Violation::Length);
+        }
         if flags & (FLAG_ACTIVATE | FLAG_SWITCH) != 0 && message.ext.is_none() {
             return Err(Violation::Flags);
         }

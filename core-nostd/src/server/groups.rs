@@ -151,15 +151,11 @@ impl<S: Store> ServerEngine<S> {
         None
     }
 
-    /// Looks at one group: if it and another small one are both quiet, and fit into one of at most
-    /// 1.5 times the default size, they become one (section 3.4 of the paper; lazily).
-    pub(super) fn merge_step(&mut self) {
+    /// Looks at the group whose slice has just ended, which is when its members are quiet: if it is
+    /// small, and fits with another into one of at most 1.5 times the default size, they become one
+    /// (section 3.4 of the paper; lazily). The other may be served: who joins it has no demand yet.
+    pub(super) fn merge_step(&mut self, from: u32) {
         let count = self.memory.groups.len() as u32;
-        if count < 2 {
-            return;
-        }
-        self.merge_cursor = (self.merge_cursor + 1) % count;
-        let from = self.merge_cursor;
         if !self.may_merge(from) {
             return;
         }
@@ -167,7 +163,7 @@ impl<S: Store> ServerEngine<S> {
         let len = self.memory.groups[from as usize].len;
         let into = (0..count).find(|&into| {
             let other = self.memory.groups[into as usize].len;
-            into != from && other > 0 && other + len <= size + size / 2 && !self.is_served(into)
+            into != from && other > 0 && other + len <= size + size / 2
         });
         if let Some(into) = into {
             while self.memory.groups[from as usize].len > 0 {

@@ -57,6 +57,9 @@ impl Default for ServerConfig {
     }
 }
 
+/// Of a slice, one such part is the most that is charged for the time between two actions.
+const SLICE_PARTS: u64 = 4;
+
 /// A connection that the back end has accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenConn {
@@ -242,7 +245,6 @@ pub struct ServerEngine<S: Store> {
     free_slots: u32,
     free_slot: u32,
     fill_group: u32,
-    merge_cursor: u32,
 }
 
 impl<S: Store> ServerEngine<S> {
@@ -316,7 +318,6 @@ impl<S: Store> ServerEngine<S> {
             free_slots: slots,
             free_slot: 0,
             fill_group: 0,
-            merge_cursor: 0,
         })
     }
 
@@ -341,9 +342,15 @@ impl<S: Store> ServerEngine<S> {
 
     /// Longest time for which a connection with demand waits before its group is served, if `groups`
     /// groups have demand and a handler takes at most `handler_ns` (rule R8): every group before it
-    /// has a slice and one drain, in which each of its zones gives at most a window of calls.
+    /// has a slice; the round in which that ends; and one drain, in which each of its zones gives at
+    /// most a window of calls.
     pub fn wait_bound_ns(&self, groups: u32, handler_ns: u64) -> u64 {
-        let calls = u64::from(self.geometry.zones()) * u64::from(self.geometry.window());
+        let zones = u64::from(self.geometry.zones());
+        let round = zones.saturating_mul(self.config.burst.into());
+        let calls = zones * u64::from(self.geometry.window())
+            + round.min(serve::ROUND_CALLS.into())
+            // A handler that takes longer than a part of the slice is charged that part only.
+            + SLICE_PARTS;
         let turn = self
             .config
             .time_slice_ns
@@ -563,7 +570,7 @@ impl<S: Store> ServerEngine<S> {
     fn pass(&mut self, now_ns: u64) {
         if now_ns != self.now_ns {
             let passed_ns = now_ns.saturating_sub(self.now_ns);
-            let charged_ns = passed_ns.min(self.config.time_slice_ns / 4 + 1);
+            let charged_ns = passed_ns.min(self.config.time_slice_ns / SLICE_PARTS + 1);
             self.slice_left_ns = self.slice_left_ns.saturating_sub(charged_ns);
             self.idle_ns = self.idle_ns.saturating_add(charged_ns);
             self.now_ns = now_ns;

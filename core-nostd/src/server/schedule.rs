@@ -318,7 +318,7 @@ impl<S: Store> ServerEngine<S> {
         if old != NONE {
             self.counters.switches += 1;
             self.queue_group(old);
-            self.merge_step();
+            self.merge_step(old);
         }
     }
 }

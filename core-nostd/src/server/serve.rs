@@ -10,7 +10,7 @@ use crate::wire::{
 };
 
 /// Calls that are handed out in one round, so that the caller's clock is read in between.
-const ROUND_CALLS: u32 = 64;
+pub(super) const ROUND_CALLS: u32 = 64;
 
 impl<S: Store> ServerEngine<S> {
     pub(super) fn begin_visits(&mut self) {
@@ -96,6 +96,10 @@ impl<S: Store> ServerEngine<S> {
         let placement = self.limits.placement;
         match wire::observe(exposed, end, size, conn.owner, conn.next_call, placement) {
             Ok(Some(message)) if message.head.flags != 0 => Err(Violation::Flags),
+            // Blocks are whole lines, so there may be room for more than was agreed.
+            Ok(Some(message)) if message.head.len > self.geometry.config().request_max_bytes => {
+                Err(Violation::Length)
+            }
             other => other,
         }
     }

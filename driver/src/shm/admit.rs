@@ -31,7 +31,11 @@ impl Control {
     ) -> Option<Peer> {
         match self.grant(packet, fd.is_some()) {
             Ok(grants) => {
-                let offer = handshake::offer(&self.rules.geometry, grants.len() as u32);
+                let offer = handshake::offer(
+                    &self.rules.geometry,
+                    grants.len() as u32,
+                    self.rules.fence.is_expedited(),
+                );
                 peer.stage = Stage::Offered(grants);
                 match socket::send(&peer.socket, &offer, Some(self.exposed.memory().fd())) {
                     Ok(()) => Some(peer),
@@ -90,7 +94,13 @@ impl Control {
                 let grants = std::mem::take(grants);
                 self.clear_seats(&grants);
                 let guards_at = guard_at(&self.rules.geometry, connections, 0);
-                let link = Link::new(peer.id, peer.pid(), grants, guards_at, mapping);
+                let link = Link::new(
+                    (peer.id, peer.pid()),
+                    grants,
+                    guards_at,
+                    mapping,
+                    self.rules.fence,
+                );
                 peer.stage = Stage::Welcoming {
                     link: Arc::new(link),
                     sent: 0,

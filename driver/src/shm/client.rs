@@ -11,7 +11,7 @@ use scalerpc_hugepage::PagePolicy;
 
 use super::dial::{self, Dialed};
 use super::error::SetupError;
-use super::guard;
+use super::guard::{self, ClientFence};
 use super::handshake::{self, FROM_CLIENT_MAX_BYTES, Grant};
 use super::limits;
 use super::link::guard_at;
@@ -72,6 +72,7 @@ pub struct ShmClient {
     socket: OwnedFd,
     /// Readable once the server's process is gone.
     pidfd: Option<OwnedFd>,
+    fence: ClientFence,
     state: State,
 }
 
@@ -95,6 +96,7 @@ impl ShmClient {
             server,
             socket,
             pidfd,
+            fence,
         } = dial::dial(path.as_ref(), connections, &options)?;
         let pending = grants.iter().map(|_| 0).collect();
         Ok(Self {
@@ -111,6 +113,7 @@ impl ShmClient {
             grants,
             socket,
             pidfd,
+            fence,
             state: State::Up,
         })
     }
@@ -232,7 +235,7 @@ impl Fabric for ShmClient {
         }
         let at = guard_at(&self.geometry, self.connections(), wr.connection);
         let guard = self.own.region();
-        if !guard::begin_write(guard, at, wr.epoch.unwrap_or(guard::ENDED)) {
+        if !guard::begin_write(guard, at, wr.epoch.unwrap_or(guard::ENDED), self.fence) {
             let ended = guard::revoked(guard, at) == guard::ENDED;
             return Err(if ended {
                 PostError::Down
@@ -255,13 +258,12 @@ impl Fabric for ShmClient {
     }
 
     #[inline]
-    fn poll_completions(&mut self, into: &mut [Completion]) -> usize {
-        let pending = &mut self.pending;
-        self.completions.take(into, |completion| {
-            if let Some(pending) = pending.get_mut(completion.wr_id.seat() as usize) {
-                *pending = pending.saturating_sub(1);
-            }
-        })
+    fn poll_completion(&mut self) -> Option<Completion> {
+        let completion = self.completions.take()?;
+        if let Some(pending) = self.pending.get_mut(completion.wr_id.seat() as usize) {
+            *pending = pending.saturating_sub(1);
+        }
+        Some(completion)
     }
 
     /// Costs a system call while the link is up, so call it now and then, and when waiting.
@@ -281,9 +283,7 @@ impl Fabric for ShmClient {
     }
 
     /// A client revokes nothing.
-    fn revoke(&mut self, _: u32, _: u64) -> Revocation {
-        Revocation::Done
-    }
+    fn revoke_all(&mut self, _: &mut [Revocation]) {}
 
     /// Ends the whole link: all its connections go once the server has let go of them.
     fn close(&mut self, connection: u32) {

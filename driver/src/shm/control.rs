@@ -15,6 +15,7 @@ use rustix::net::{Shutdown, SocketFlags, accept_with, shutdown};
 use scalerpc_core::Geometry;
 
 use super::error::Refusal;
+use super::fence::ServerFence;
 use super::handshake::{self, FROM_CLIENT_MAX_BYTES, Grant, Packet};
 use super::link::{Counts, Link, News, Order, Shared};
 use super::socket::{self, Incoming};
@@ -35,6 +36,7 @@ const DRAIN_MAX: u32 = 1024;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rules {
     pub(super) geometry: Geometry,
+    pub(super) fence: ServerFence,
     pub(super) links_max: u32,
     pub(super) handshakes_max: u32,
     pub(super) handshake_timeout: Duration,

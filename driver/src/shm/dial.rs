@@ -13,6 +13,8 @@ use scalerpc_hugepage::{HugeMemory, MemoryError};
 
 use super::client::ClientOptions;
 use super::error::{Refusal, SetupError, Step};
+use super::fence::client_fence;
+use super::guard::ClientFence;
 use super::handshake::{self, FROM_SERVER_MAX_BYTES, Grant, Kind, Offer, Packet, VERSION};
 use super::link::{client_bytes, guard_at};
 use super::path;
@@ -30,6 +32,7 @@ pub(super) struct Dialed {
     pub(super) server: Mapping,
     pub(super) socket: OwnedFd,
     pub(super) pidfd: Option<OwnedFd>,
+    pub(super) fence: ClientFence,
 }
 
 /// Connects, with a bound on the time for all steps together.
@@ -59,6 +62,8 @@ pub(super) fn dial(
         let memory = HugeMemory::builder(name, bytes).policy(options.page_policy);
         own_memory(memory.numa_node(options.numa_node), bytes)
     };
+    // Before the server can revoke anything.
+    let fence = client_fence(offer.expedited);
     let own = memory("scalerpc-client", bytes)?;
     // Within the address space, since the exposed memory, which holds a copy of most of it, is there.
     let private_bytes = geometry
@@ -84,6 +89,7 @@ pub(super) fn dial(
         server,
         socket,
         pidfd,
+        fence,
     })
 }
 

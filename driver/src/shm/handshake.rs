@@ -4,7 +4,7 @@
 //!  header   | magic u64 | version u32 | kind u32 |
 //!  Hello    | header | connections u32 | 0 u32 |                                client, first
 //!  Refusal  | header | reason u32 | detail u32 |                                server; closes
-//!  Offer    | header | geometry 6 x u32 | connections u32 | 0 u32 | bytes u64 | server + its memfd
+//!  Offer    | header | geometry 6 x u32 | connections u32 | flags u32 | bytes u64 | server + its memfd
 //!  Region   | header | bytes u64 |                                              client + its memfd
 //!  Welcome  | header | first u32 | count u32 | count x { seat u32, 0 u32, owner u64 } |
 //!  Bye      | header |                                    either: the sender writes no more
@@ -70,6 +70,8 @@ impl Kind {
 pub(super) struct Offer {
     pub(super) config: GeometryConfig,
     pub(super) connections: u32,
+    /// The fence of the server's guards reaches clients that have registered for it.
+    pub(super) expedited: bool,
     pub(super) bytes: u64,
 }
 
@@ -155,11 +157,16 @@ impl<'a> Packet<'a> {
             },
         };
         let connections = fields.u32()?;
-        fields.u32()?;
+        let expedited = match fields.u32()? {
+            0 => false,
+            1 => true,
+            _ => return None,
+        };
         let bytes = fields.u64()?;
         fields.end(Offer {
             config,
             connections,
+            expedited,
             bytes,
         })
     }
@@ -218,7 +225,7 @@ pub(super) fn refusal(reason: Refusal, detail: u32) -> Vec<u8> {
     bytes
 }
 
-pub(super) fn offer(geometry: &Geometry, connections: u32) -> Vec<u8> {
+pub(super) fn offer(geometry: &Geometry, connections: u32, expedited: bool) -> Vec<u8> {
     let config = geometry.config();
     let mapping = match config.mapping {
         Mapping::Virtual => 0u32,
@@ -233,7 +240,7 @@ pub(super) fn offer(geometry: &Geometry, connections: u32) -> Vec<u8> {
         config.response_max_bytes,
         mapping,
         connections,
-        0,
+        u32::from(expedited),
     ] {
         bytes.extend(number.to_le_bytes());
     }
@@ -307,8 +314,11 @@ mod tests {
             let config = GeometryConfig { clients_max, mapping, ..GeometryConfig::default() };
             let geometry = Geometry::new(config).unwrap();
             let bytes = geometry.server_exposed_bytes() as u64;
-            let wanted = Offer { config, connections, bytes };
-            prop_assert_eq!(parse(&offer(&geometry, connections)).offer(), Some(wanted));
+            for expedited in [false, true] {
+                let wanted = Offer { config, connections, expedited, bytes };
+                let packet = offer(&geometry, connections, expedited);
+                prop_assert_eq!(parse(&packet).offer(), Some(wanted));
+            }
         }
 
         #[test]
@@ -316,7 +326,7 @@ mod tests {
             let geometry = Geometry::new(GeometryConfig::default()).unwrap();
             let grants = [Grant { seat: 1, owner: 2 }];
             let packets =
-                [hello(1), offer(&geometry, 1), region(1), welcome(0, &grants), bye(), hello(2)];
+                [hello(1), offer(&geometry, 1, true), region(1), welcome(0, &grants), bye(), hello(2)];
             let mut bytes = packets[at].clone();
             if more {
                 bytes.extend(vec![0; cut]);

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use scalerpc_core::{Geometry, Region};
 
+use super::fence::ServerFence;
 use super::guard::{self, GUARD_BYTES};
 use super::handshake::Grant;
 use super::sys::Mapping;
@@ -37,6 +38,7 @@ pub(super) struct Link {
     /// Offset of the first guard; before it is what READ and WRITE may reach.
     guards_at: usize,
     mapping: Mapping,
+    fence: ServerFence,
     /// Nothing more is posted.
     down: AtomicBool,
     /// The data thread wants it to end; its guards say so already.
@@ -47,11 +49,11 @@ pub(super) struct Link {
 
 impl Link {
     pub(super) fn new(
-        id: u64,
-        process: i32,
+        (id, process): (u64, i32),
         grants: Box<[Grant]>,
         guards_at: usize,
         mapping: Mapping,
+        fence: ServerFence,
     ) -> Self {
         let held = AtomicU32::new(grants.len() as u32);
         let (down, evicted) = (AtomicBool::new(false), AtomicBool::new(false));
@@ -61,6 +63,7 @@ impl Link {
             grants,
             guards_at,
             mapping,
+            fence,
             down,
             evicted,
             held,
@@ -105,15 +108,16 @@ impl Link {
             return false;
         }
         for connection in 0..self.grants.len() as u32 {
-            let _ = guard::revoke(self.region(), self.guard(connection), guard::ENDED);
+            guard::raise(self.region(), self.guard(connection), guard::ENDED);
         }
         true
     }
 
     /// Control thread: true if no connection of an evicted link can write any more.
     pub(super) fn is_quiet(&self) -> bool {
-        (0..self.grants.len() as u32)
-            .all(|connection| guard::is_quiet(self.region(), self.guard(connection)))
+        self.fence.pass(self.region())
+            && (0..self.grants.len() as u32)
+                .all(|connection| guard::is_quiet(self.region(), self.guard(connection)))
     }
 
     /// Data thread: one seat less. True for the last.

@@ -30,6 +30,7 @@ mod client;
 mod control;
 mod dial;
 mod error;
+mod fence;
 pub mod guard;
 mod handshake;
 mod link;

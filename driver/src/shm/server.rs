@@ -12,6 +12,7 @@ use scalerpc_hugepage::{Backing, HugeMemory, PagePolicy};
 
 use super::control::{Control, Rules};
 use super::error::{SetupError, Step};
+use super::fence::ServerFence;
 use super::guard;
 use super::link::{Counts, Link, News, Order, Shared};
 use super::path::{self, Claim};
@@ -108,6 +109,7 @@ pub struct ShmServer {
     limits: Limits,
     exposed: Arc<Mapping>,
     private: Mapping,
+    fence: ServerFence,
     seats: Box<[Seat]>,
     completions: Completions,
     /// News that is being told, and the connection that is next.
@@ -148,8 +150,10 @@ impl ShmServer {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|errno| system("eventfd")(std::io::Error::from(errno)))?;
         let shared = Arc::new(Shared::new(wake, geometry.clients_max()));
+        let fence = ServerFence::probe();
         let rules = Rules {
             geometry,
+            fence,
             links_max: options.links_max,
             handshakes_max: options.handshakes_max,
             handshake_timeout: options.handshake_timeout.min(TIMEOUT_MAX),
@@ -171,6 +175,7 @@ impl ShmServer {
             limits: limits(&geometry),
             exposed,
             private,
+            fence,
             seats,
             completions: Completions::new(completions),
             telling: None,
@@ -249,6 +254,13 @@ impl ShmServer {
             .get(connection as usize)
             .and_then(|seat| seat.link.as_ref());
         link.filter(|link| !link.is_down()).ok_or(PostError::Down)
+    }
+
+    /// The link and the guard of a connection.
+    fn guard(&self, seat: u32) -> Option<(&Arc<Link>, usize)> {
+        let seat = self.seats.get(seat as usize)?;
+        let link = seat.link.as_ref()?;
+        Some((link, link.guard(seat.connection)))
     }
 
     /// The next piece of the news at hand.
@@ -340,13 +352,12 @@ impl Fabric for ShmServer {
     }
 
     #[inline]
-    fn poll_completions(&mut self, into: &mut [Completion]) -> usize {
-        let seats = &mut self.seats;
-        self.completions.take(into, |completion| {
-            if let Some(seat) = seats.get_mut(completion.wr_id.seat() as usize) {
-                seat.pending = seat.pending.saturating_sub(1);
-            }
-        })
+    fn poll_completion(&mut self) -> Option<Completion> {
+        let completion = self.completions.take()?;
+        if let Some(seat) = self.seats.get_mut(completion.wr_id.seat() as usize) {
+            seat.pending = seat.pending.saturating_sub(1);
+        }
+        Some(completion)
     }
 
     #[inline]
@@ -357,21 +368,22 @@ impl Fabric for ShmServer {
         self.tell()
     }
 
-    fn revoke(&mut self, seat: u32, epoch: u64) -> Revocation {
-        let Some(seat) = self.seats.get(seat as usize) else {
-            return Revocation::Done;
-        };
-        let Some(link) = &seat.link else {
-            return Revocation::Done;
-        };
-        // The highest epoch ends the connection, and is not for tenancies.
-        let epoch = epoch.min(guard::ENDED - 1);
-        if guard::revoke(link.region(), link.guard(seat.connection), epoch) {
-            self.revocations += 1;
-            Revocation::Done
-        } else {
-            self.revocations_pending += 1;
-            Revocation::Pending
+    /// One fence serves them all: it costs a system call.
+    fn revoke_all(&mut self, revocations: &mut [Revocation]) {
+        for it in revocations.iter() {
+            if let Some((link, at)) = self.guard(it.seat) {
+                // The highest epoch ends the connection, and is not for tenancies.
+                guard::raise(link.region(), at, it.epoch.min(guard::ENDED - 1));
+            }
+        }
+        let passed = self.fence.pass(self.exposed.region());
+        for it in revocations.iter_mut() {
+            it.done = match self.guard(it.seat) {
+                Some((link, at)) => passed && guard::is_quiet(link.region(), at),
+                None => true,
+            };
+            self.revocations += u64::from(it.done);
+            self.revocations_pending += u64::from(!it.done);
         }
     }
 

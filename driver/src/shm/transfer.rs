@@ -89,18 +89,9 @@ impl Completions {
         self.waiting.push_back(Completion { wr_id, status });
     }
 
-    /// Moves completions to the front of `into`, telling `each` about every one; returns how many.
+    /// The oldest one.
     #[inline]
-    pub(super) fn take(
-        &mut self,
-        into: &mut [Completion],
-        mut each: impl FnMut(&Completion),
-    ) -> usize {
-        let count = into.len().min(self.waiting.len());
-        for (slot, completion) in into.iter_mut().zip(self.waiting.drain(..count)) {
-            each(&completion);
-            *slot = completion;
-        }
-        count
+    pub(super) fn take(&mut self) -> Option<Completion> {
+        self.waiting.pop_front()
     }
 }

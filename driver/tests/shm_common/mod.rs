@@ -9,10 +9,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use scalerpc_core::memory::Memory;
-use scalerpc_core::post::{Completion, WcStatus, WrId, WrKind, WriteWr};
+use scalerpc_core::post::{Completion, WrId, WrKind, WriteWr};
 use scalerpc_core::{Geometry, GeometryConfig};
 use scalerpc_driver::shm::{ClientOptions, ServerOptions, ShmClient, ShmServer};
-use scalerpc_driver::{Fabric, FabricEvent, Opened};
+use scalerpc_driver::{Fabric, FabricEvent, Opened, Revocation};
 use scalerpc_hugepage::PagePolicy;
 
 /// Long enough for any machine; nothing waits this long unless it is broken.
@@ -129,19 +129,18 @@ pub fn write_wr(connection: u32, local: usize, remote: usize, len: usize) -> Wri
 
 /// All completions that are there.
 pub fn completions(fabric: &mut impl Fabric) -> Vec<Completion> {
-    let none = Completion {
-        wr_id: WrId(0),
-        status: WcStatus::Flushed,
-    };
-    let mut into = [none; 16];
-    let mut all = Vec::new();
-    loop {
-        let count = fabric.poll_completions(&mut into);
-        if count == 0 {
-            return all;
-        }
-        all.extend_from_slice(&into[..count]);
-    }
+    std::iter::from_fn(|| fabric.poll_completion()).collect()
+}
+
+/// Revokes one tenancy; true if that is done.
+pub fn revoke(server: &mut impl Fabric, seat: u32, epoch: u64) -> bool {
+    let mut it = [Revocation {
+        seat,
+        epoch,
+        done: false,
+    }];
+    server.revoke_all(&mut it);
+    it[0].done
 }
 
 /// Fills words from `at` with numbers from `first` on.
