@@ -1,0 +1,162 @@
+//! `scalerpc serve`: a metadata server for other processes.
+
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use clap::Args;
+use scalerpc::{Backoff, Clock};
+use serde::Serialize;
+
+use super::{Outcome, Verdict};
+use crate::hosting::Hosted;
+use crate::measured::Served;
+use crate::options::{self, MappingChoice, ServerArgs};
+use crate::output::{Output, note, readable};
+use crate::report::{self, ServedJson};
+use crate::sys;
+use crate::worker::Plan;
+
+/// While there is no connection at all the server looks for one so often, and leaves the core alone.
+const REST: Duration = Duration::from_millis(1);
+
+/// Serve a directory tree's metadata at a Unix socket
+///
+/// The tree is loaded into memory once. Clients are `scalerpc call` and `scalerpc bench`, or programs
+/// that use the library. What clients create or remove happens in memory only; the directory itself is
+/// only read. Ctrl-C or SIGTERM ends the server: the socket is removed, and its counters are printed.
+///
+/// While there are clients the server polls, which takes a whole core.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = SERVE_HELP)]
+pub(crate) struct Serve {
+    /// Where to listen; a socket that a server left behind when it was killed is taken over
+    #[arg(long, value_name = "PATH")]
+    socket: PathBuf,
+    /// The directory whose tree is served
+    #[arg(long, value_name = "DIR", default_value = options::TREE)]
+    tree: PathBuf,
+    /// Seats for connections
+    #[arg(long, value_name = "N", default_value_t = 1024)]
+    clients_max: u32,
+    /// Calls that a connection may have outstanding, a power of two
+    #[arg(long, value_name = "N", default_value_t = Plan::WINDOW)]
+    window: u32,
+    /// How connections are given blocks
+    #[arg(long, value_enum, default_value_t = MappingChoice::Virtual)]
+    mapping: MappingChoice,
+    /// Print the counters as one JSON object
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    server: ServerArgs,
+}
+
+const SERVE_HELP: &str = "\
+Examples:
+  scalerpc serve --socket /tmp/meta.sock
+  scalerpc serve --socket /tmp/meta.sock --tree /etc --clients-max 4000
+
+Exit codes: 0 it was ended by Ctrl-C or SIGTERM; 1 the counters could not be written; 2 it could not
+begin, for example because another server is alive at that path.";
+
+#[derive(Serialize)]
+struct ServeJson {
+    mapping: &'static str,
+    connections_opened: u64,
+    #[serde(flatten)]
+    served: ServedJson,
+}
+
+impl Serve {
+    pub(crate) fn run(&self) -> Outcome {
+        let stop = sys::stop_flag().map_err(|error| format!("signal handlers: {error}"))?;
+        let (tree, loaded) = options::load_tree(&self.tree)?;
+        let service = options::service(&tree, self.clients_max)?;
+        let builder = self
+            .server
+            .builder(self.mapping, self.clients_max, self.window);
+        let server = builder
+            .listen(&self.socket)
+            .map_err(|error| options::setup_error(&error, "--clients-max"))?;
+        note(options::tree_line(&self.tree, &loaded));
+        note(format_args!(
+            "serving at {}, process {}, {} mapping, {} seats; Ctrl-C ends it",
+            readable(self.socket.as_os_str().as_encoded_bytes()),
+            std::process::id(),
+            self.mapping.name(),
+            report::grouped(self.clients_max.into()),
+        ));
+        let mut hosted = Hosted { server, service };
+        let clock = Clock::start();
+        let mut backoff = Backoff::default();
+        let mut groups = 0;
+        // Ordering: the flag carries nothing else.
+        while !stop.load(Ordering::Relaxed) {
+            if hosted.poll(clock.now_ns()) > 0 {
+                backoff.busy();
+                continue;
+            }
+            backoff.idle();
+            if backoff.is_long() {
+                let counters = hosted.server.counters();
+                groups = groups.max(counters.groups);
+                if counters.connections == 0 {
+                    std::thread::sleep(REST);
+                }
+            }
+        }
+        self.finish(hosted, groups)
+    }
+
+    fn finish(&self, hosted: Hosted, groups: u64) -> Outcome {
+        let Hosted { server, service } = hosted;
+        let memory = server.memory_report();
+        let counters = server.counters();
+        let served = Served {
+            counters,
+            groups: groups.max(counters.groups),
+            bytes: server.bytes(),
+            all_bytes: memory.exposed_bytes + memory.private_bytes,
+            page_size: memory.backing.page_bytes(),
+            backing: memory.backing.to_string(),
+        };
+        // Frees the path, and tells the clients, before anything is written that could block.
+        drop(server);
+        let mut output = Output::new();
+        if self.json {
+            let json = ServeJson {
+                mapping: self.mapping.name(),
+                connections_opened: counters.opened,
+                served: ServedJson::from(&served),
+            };
+            output.line(serde_json::to_string(&json).map_err(|error| error.to_string())?);
+        } else {
+            output.line(format!(
+                "{:<34}{:>16}",
+                "the server's counters",
+                self.mapping.name()
+            ));
+            for line in report::server_table(&[&served]) {
+                output.line(line);
+            }
+            let service = service.counters();
+            let calls: u64 = service.requests.iter().sum();
+            output.line(format!("  pages: {}", served.backing));
+            output.line(format!(
+                "{} connections were opened; {} calls, {} malformed, {} of unknown methods",
+                report::grouped(counters.opened),
+                report::grouped(calls + service.unknown_methods),
+                report::grouped(service.bad_requests),
+                report::grouped(service.unknown_methods),
+            ));
+        }
+        let wrote = output.finish();
+        if let Err(error) = &wrote {
+            note(format_args!(
+                "scalerpc: the counters could not be written: {error}"
+            ));
+        }
+        Ok(Verdict::good_if(wrote.is_ok()))
+    }
+}

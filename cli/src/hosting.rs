@@ -1,0 +1,131 @@
+//! The servers of the demo, all on one thread of their own.
+//!
+//! One of them is polled all the time, as a server is. The others have no load then; they are looked at
+//! now and then, for clients that come, go, or are late.
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+
+use scalerpc::{Backoff, Clock, Counters, Request, Server, Status};
+use scalerpc_cli::meta::service::MetaService;
+
+/// Rounds of the polled server after which the others are looked at.
+const ROUNDS_PER_LOOK: u32 = 1024;
+/// Rounds after which requests of other threads are taken.
+const ROUNDS_PER_ASK: u32 = 64;
+
+/// A server and what it serves.
+pub(crate) struct Hosted {
+    pub(crate) server: Server,
+    pub(crate) service: MetaService,
+}
+
+impl Hosted {
+    /// One round; see [`Server::poll`].
+    pub(crate) fn poll(&mut self, now_ns: u64) -> usize {
+        let Self { server, service } = self;
+        server.poll(now_ns, &mut |request: Request<'_>, response: &mut [u8]| {
+            // The service knows every method that there is, and refuses the others.
+            service
+                .handle(request.method, request.bytes, response)
+                .map_err(|_| Status::UNKNOWN_METHOD)
+        })
+    }
+}
+
+enum Ask {
+    Activate(usize),
+    Counters(usize, Sender<Counters>),
+    Stop,
+}
+
+/// The thread that polls the servers. It ends when this is dropped.
+pub(crate) struct Host {
+    asks: Sender<Ask>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Host {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    ///
+    /// Where the system has no room for it.
+    pub(crate) fn start(servers: Vec<Hosted>, clock: Clock) -> std::io::Result<Self> {
+        let (asks, asked) = channel();
+        let thread = std::thread::Builder::new()
+            .name("scalerpc-server".into())
+            .spawn(move || run(servers, &asked, clock))?;
+        Ok(Self {
+            asks,
+            thread: Some(thread),
+        })
+    }
+
+    /// From now on this server is the one that is polled all the time.
+    pub(crate) fn activate(&self, server: usize) {
+        // The thread ends only after `Stop`.
+        let _ = self.asks.send(Ask::Activate(server));
+    }
+
+    /// The counters of a server, as of now.
+    ///
+    /// # Errors
+    ///
+    /// Where the thread has panicked.
+    pub(crate) fn counters(&self, server: usize) -> Result<Counters, String> {
+        let (reply, counters) = channel();
+        let _ = self.asks.send(Ask::Counters(server, reply));
+        counters
+            .recv()
+            .map_err(|_| "the server's thread has panicked".to_owned())
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        let _ = self.asks.send(Ask::Stop);
+        if let Some(thread) = self.thread.take() {
+            // A panic of it has been reported where it happened.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn run(mut servers: Vec<Hosted>, asked: &Receiver<Ask>, clock: Clock) {
+    let mut active = 0;
+    let mut round = 0_u32;
+    let mut backoff = Backoff::default();
+    loop {
+        round = round.wrapping_add(1);
+        let done = match servers.get_mut(active) {
+            Some(hosted) => hosted.poll(clock.now_ns()),
+            None => 0,
+        };
+        if done == 0 {
+            backoff.idle();
+        } else {
+            backoff.busy();
+        }
+        if round % ROUNDS_PER_LOOK == 0 {
+            for (index, hosted) in servers.iter_mut().enumerate() {
+                if index != active {
+                    hosted.poll(clock.now_ns());
+                }
+            }
+        }
+        if round % ROUNDS_PER_ASK != 0 && !backoff.is_long() {
+            continue;
+        }
+        match asked.try_recv() {
+            Ok(Ask::Activate(server)) => active = server,
+            Ok(Ask::Counters(server, reply)) => {
+                let counters = servers.get(server).map(|hosted| hosted.server.counters());
+                // Who asked may not wait any more.
+                let _ = reply.send(counters.unwrap_or_default());
+            }
+            Ok(Ask::Stop) => return,
+            Err(_) => {}
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! Options that several commands have, and how they become what the library wants.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use scalerpc::{Mapping, PagePolicy, Server, ServerBuilder, SetupError};
+use scalerpc_cli::meta::load::{Mix, OWN_NODES};
+use scalerpc_cli::meta::service::{MetaService, NODE_LIMIT_MAX};
+use scalerpc_cli::meta::tree::{LoadReport, Tree};
+
+use crate::output::{note, readable};
+use crate::report::grouped;
+
+/// The tree that is served unless another is named.
+pub(crate) const TREE: &str = "/usr";
+/// Largest request of the metadata service: the longest path in a Debian `/usr` has some 200 bytes, and
+/// a longer one is passed over. Every connection has a window of such blocks on both sides.
+pub(crate) const REQUEST_MAX_BYTES: u32 = 512;
+/// Largest response: some 80 names on a page of a directory. A client has a ring of them for each
+/// connection, which at this size comes to 17 KiB with the default window.
+pub(crate) const RESPONSE_MAX_BYTES: u32 = 2048;
+/// Most client processes: each costs the server a thread to hear it, and some file descriptors.
+const PROCESSES_MAX: i64 = 512;
+/// Longest load: a day.
+const SECONDS_MAX: f64 = 86_400.0;
+
+/// How connections are given blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum MappingChoice {
+    /// Groups of connections share two pools of blocks in turn
+    Virtual,
+    /// Every connection has blocks of its own
+    Static,
+}
+
+impl MappingChoice {
+    pub(crate) fn mapping(self) -> Mapping {
+        match self {
+            Self::Virtual => Mapping::Virtual,
+            Self::Static => Mapping::Static,
+        }
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Virtual => "virtual",
+            Self::Static => "static",
+        }
+    }
+}
+
+/// What a server is made from.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Server")]
+pub(crate) struct ServerArgs {
+    /// Connections that are served together
+    #[arg(long, value_name = "N", default_value_t = 40)]
+    group: u32,
+    /// How long a group is served while others wait, in microseconds
+    #[arg(long, value_name = "US", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=60_000_000))]
+    slice_us: u64,
+    /// Hugepages: demand them, take them if they are there, or leave them alone
+    #[arg(long, value_name = "require|prefer|never", default_value_t = PagePolicy::Prefer)]
+    pub(crate) pages: PagePolicy,
+}
+
+impl ServerArgs {
+    /// A builder with these options; the words are those of the command line.
+    pub(crate) fn builder(
+        &self,
+        mapping: MappingChoice,
+        clients: u32,
+        window: u32,
+    ) -> ServerBuilder {
+        Server::builder()
+            .clients_max(clients)
+            .group_size(self.group)
+            .window(window)
+            .request_max_bytes(REQUEST_MAX_BYTES)
+            .response_max_bytes(RESPONSE_MAX_BYTES)
+            .mapping(mapping.mapping())
+            .time_slice(Duration::from_micros(self.slice_us))
+            .page_policy(self.pages)
+    }
+
+    pub(crate) fn slice_us(&self) -> u64 {
+        self.slice_us
+    }
+
+    pub(crate) fn group(&self) -> u32 {
+        self.group
+    }
+}
+
+/// The load.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Load")]
+pub(crate) struct LoadArgs {
+    /// How long the load lasts, in seconds; fractions are fine
+    #[arg(long, value_name = "S", default_value = "5", value_parser = seconds)]
+    pub(crate) seconds: Duration,
+    /// How often each method is called
+    #[arg(long, value_name = "METHOD=WEIGHT,...", default_value_t = Mix::default())]
+    pub(crate) mix: Mix,
+    /// Equal seeds give equal requests
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) seed: u64,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text
+        .parse()
+        .map_err(|_| "not a number of seconds".to_owned())?;
+    // Written so that what is no number fails as well.
+    if !(seconds >= 0.01 && seconds <= SECONDS_MAX) {
+        return Err(format!("must be from 0.01 to {SECONDS_MAX}"));
+    }
+    Ok(Duration::from_secs_f64(seconds))
+}
+
+/// Says which option is wrong where the library names the number it was given.
+pub(crate) fn setup_error(error: &SetupError, clients: &str) -> String {
+    use scalerpc::GeometryError::{OutOfRange, TooLarge, WindowNotPowerOfTwo};
+    match error {
+        SetupError::Geometry(OutOfRange {
+            field,
+            value,
+            min,
+            max,
+        }) => {
+            let option = match *field {
+                "clients_max" => clients,
+                "group_size" => "--group",
+                "window" => "--window",
+                field => field,
+            };
+            format!("{option} {value}: must be from {min} to {max}")
+        }
+        SetupError::Geometry(WindowNotPowerOfTwo { value }) => {
+            let below = (value / 2 + 1).next_power_of_two();
+            format!(
+                "--window {value}: must be a power of two, such as {below} or {}",
+                below * 2
+            )
+        }
+        SetupError::Geometry(TooLarge) => {
+            format!("{error}: choose a smaller {clients}, --group or --window")
+        }
+        error => error.to_string(),
+    }
+}
+
+/// Checks what clap cannot: that the processes all have something to do.
+pub(crate) fn check_processes(processes: i64, clients: u32) -> Result<u32, String> {
+    if !(1..=PROCESSES_MAX).contains(&processes) {
+        return Err(format!(
+            "--processes {processes}: must be from 1 to {PROCESSES_MAX}"
+        ));
+    }
+    match u32::try_from(processes) {
+        Ok(processes) if processes <= clients => Ok(processes),
+        _ => Err(format!(
+            "--processes {processes}: with --clients {clients} at most {clients} of them would have a \
+             connection; use fewer processes or more clients"
+        )),
+    }
+}
+
+/// Loads a tree, and says what was left out.
+pub(crate) fn load_tree(dir: &Path) -> Result<(Arc<Tree>, LoadReport), String> {
+    let loaded = Tree::load(dir, None);
+    let (tree, report) = loaded.map_err(|error| format!("--tree {error}"))?;
+    tell_skipped(&report);
+    Ok((Arc::new(tree), report))
+}
+
+/// Names the first entries that are missing from the tree.
+pub(crate) fn tell_skipped(report: &LoadReport) {
+    if report.skipped == 0 {
+        return;
+    }
+    note(format_args!(
+        "{} entries were left out:",
+        grouped(report.skipped)
+    ));
+    for (path, why) in &report.skipped_examples {
+        let path = readable(path.as_os_str().as_encoded_bytes());
+        note(format_args!("  {path}: {why}"));
+    }
+    let more = report.skipped - report.skipped_examples.len() as u64;
+    if more > 0 {
+        note(format_args!("  and {} more", grouped(more)));
+    }
+}
+
+/// A metadata service for a tree, with room for all the nodes that so many clients keep.
+pub(crate) fn service(tree: &Arc<Tree>, clients: u32) -> Result<MetaService, String> {
+    let nodes = clients.saturating_mul(OWN_NODES as u32).min(NODE_LIMIT_MAX);
+    MetaService::new(Arc::clone(tree), nodes).map_err(|error| error.to_string())
+}
+
+/// A tree in a line.
+pub(crate) fn tree_line(dir: &Path, report: &LoadReport) -> String {
+    let mut line = format!(
+        "tree     {}: {} entries, {} of them directories",
+        readable(dir.as_os_str().as_encoded_bytes()),
+        grouped(report.entries as u64),
+        grouped(report.dirs as u64),
+    );
+    if report.skipped > 0 {
+        line.push_str(&format!("; {} left out", grouped(report.skipped)));
+    }
+    line
+}

@@ -1,0 +1,365 @@
+//! The report of a load: tables for people, one JSON object for programs.
+
+use serde::Serialize;
+
+use scalerpc_cli::meta::wire::Method;
+
+use crate::fleet::Lost;
+use crate::measured::{Load, Served};
+use crate::messages::Latencies;
+
+/// One server's part of a report.
+pub(crate) struct Part {
+    /// Its mapping, or what else distinguishes it.
+    pub(crate) name: &'static str,
+    /// What the clients saw.
+    pub(crate) load: Load,
+    /// What the server counted, where this process knows it.
+    pub(crate) served: Option<Served>,
+}
+
+/// Quantiles in nanoseconds.
+#[derive(Clone, Copy, Debug, Serialize)]
+struct LatencyJson {
+    p50: u64,
+    p99: u64,
+    p999: u64,
+    max: u64,
+}
+
+impl LatencyJson {
+    fn of(latencies: &Latencies) -> Self {
+        Self {
+            p50: latencies.quantile_ns(0.5),
+            p99: latencies.quantile_ns(0.99),
+            p999: latencies.quantile_ns(0.999),
+            max: latencies.max_ns(),
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct OperationJson {
+    operations: u64,
+    throughput_ops: u64,
+    latency_ns: LatencyJson,
+}
+
+#[derive(Serialize)]
+struct OperationsJson {
+    stat: OperationJson,
+    readdir: OperationJson,
+    mknod: OperationJson,
+    rmnod: OperationJson,
+}
+
+#[derive(Serialize)]
+struct ServerBytesJson {
+    fixed: usize,
+    per_client: usize,
+    per_group: usize,
+    all: usize,
+}
+
+/// What happened at a server, for programs.
+#[derive(Serialize)]
+pub(crate) struct ServedJson {
+    groups: u64,
+    calls: u64,
+    slices: u64,
+    switches: u64,
+    warmup_reads: u64,
+    staged_calls: u64,
+    direct_writes: u64,
+    switch_events_ridden: u64,
+    switch_events_extra: u64,
+    quarantined_zones: u64,
+    zones_quiet: u64,
+    zones_revoked: u64,
+    zones_fenced: u64,
+    fenced: u64,
+    violations: u64,
+    failures: u64,
+    guests: u64,
+    stalls: u64,
+    server_bytes: ServerBytesJson,
+    page_size: usize,
+    backing: String,
+}
+
+/// One server's part, for programs.
+#[derive(Serialize)]
+pub(crate) struct PartJson {
+    mapping: &'static str,
+    seconds: f64,
+    operations: u64,
+    wrong_answers: u64,
+    errors: u64,
+    throughput_ops: u64,
+    latency_ns: LatencyJson,
+    per_operation: OperationsJson,
+    rounds_ops: Vec<u64>,
+    examples: Vec<String>,
+    #[serde(flatten)]
+    served: Option<ServedJson>,
+}
+
+/// A client process that was lost, for programs.
+#[derive(Serialize)]
+pub(crate) struct LostJson {
+    pid: i32,
+    connections: u32,
+    what: String,
+}
+
+impl From<&Lost> for LostJson {
+    fn from(lost: &Lost) -> Self {
+        Self {
+            pid: lost.pid,
+            connections: lost.connections,
+            what: lost.to_string(),
+        }
+    }
+}
+
+impl Part {
+    pub(crate) fn json(&self) -> PartJson {
+        let load = &self.load;
+        let operation = |method: Method| {
+            let latencies = &load.methods[method as usize - 1];
+            OperationJson {
+                operations: latencies.count(),
+                throughput_ops: self.throughput_of(latencies),
+                latency_ns: LatencyJson::of(latencies),
+            }
+        };
+        PartJson {
+            mapping: self.name,
+            seconds: load.seconds(),
+            operations: load.operations(),
+            wrong_answers: load.wrong_answers,
+            errors: load.errors,
+            throughput_ops: load.throughput(),
+            latency_ns: LatencyJson::of(&load.all()),
+            per_operation: OperationsJson {
+                stat: operation(Method::Stat),
+                readdir: operation(Method::ReadDir),
+                mknod: operation(Method::Mknod),
+                rmnod: operation(Method::Rmnod),
+            },
+            rounds_ops: load.rounds.clone(),
+            examples: load.examples.clone(),
+            served: self.served.as_ref().map(ServedJson::from),
+        }
+    }
+
+    /// A method's share of the throughput.
+    fn throughput_of(&self, latencies: &Latencies) -> u64 {
+        let share = u128::from(self.load.throughput()) * u128::from(latencies.count());
+        (share / u128::from(self.load.operations().max(1))) as u64
+    }
+
+    /// The table of operations.
+    pub(crate) fn table(&self) -> Vec<String> {
+        let mut lines = vec![format!(
+            "  {:<9}{:>13}{:>12}{:>10}{:>10}{:>10}{:>10}",
+            "operation", "calls", "calls/s", "p50", "p99", "p99.9", "max"
+        )];
+        for method in Method::ALL {
+            let latencies = &self.load.methods[method as usize - 1];
+            lines.push(self.row(method.name(), latencies));
+        }
+        lines.push(self.row("all", &self.load.all()));
+        lines
+    }
+
+    fn row(&self, name: &str, latencies: &Latencies) -> String {
+        if latencies.count() == 0 {
+            return format!(
+                "  {name:<9}{:>13}{:>12}{:>10}{:>10}{:>10}{:>10}",
+                0, 0, "-", "-", "-", "-"
+            );
+        }
+        let LatencyJson {
+            p50,
+            p99,
+            p999,
+            max,
+        } = LatencyJson::of(latencies);
+        format!(
+            "  {name:<9}{:>13}{:>12}{:>10}{:>10}{:>10}{:>10}",
+            grouped(latencies.count()),
+            grouped(self.throughput_of(latencies)),
+            duration(p50),
+            duration(p99),
+            duration(p999),
+            duration(max),
+        )
+    }
+}
+
+impl From<&Served> for ServedJson {
+    fn from(served: &Served) -> Self {
+        let counters = served.counters;
+        Self {
+            groups: served.groups,
+            calls: counters.calls,
+            slices: counters.slices,
+            switches: counters.switches,
+            warmup_reads: counters.warmup_reads,
+            staged_calls: counters.staged_calls,
+            direct_writes: counters.direct_writes,
+            switch_events_ridden: counters.switch_events_ridden,
+            switch_events_extra: counters.switch_events_extra,
+            quarantined_zones: counters.quarantined_zones,
+            zones_quiet: counters.zones_quiet,
+            zones_revoked: counters.zones_revoked,
+            zones_fenced: counters.zones_fenced,
+            fenced: counters.gone,
+            violations: counters.violations,
+            failures: counters.failures,
+            guests: counters.guests,
+            stalls: counters.stalls,
+            server_bytes: ServerBytesJson {
+                fixed: served.bytes.fixed,
+                per_client: served.bytes.per_client,
+                per_group: served.bytes.per_group,
+                all: served.all_bytes,
+            },
+            page_size: served.page_size,
+            backing: served.backing.clone(),
+        }
+    }
+}
+
+/// The server's counters, a column for each part.
+pub(crate) fn server_table(parts: &[&Served]) -> Vec<String> {
+    type Row = (&'static str, fn(&Served) -> String);
+    let rows: [Row; 18] = [
+        ("groups", |s| grouped(s.groups)),
+        ("time slices", |s| grouped(s.counters.slices)),
+        ("context switches", |s| grouped(s.counters.switches)),
+        ("requests written into the pool", |s| {
+            grouped(s.counters.direct_writes)
+        }),
+        ("requests fetched in warmup", |s| {
+            grouped(s.counters.staged_calls)
+        }),
+        ("  warmup READs for them", |s| {
+            grouped(s.counters.warmup_reads)
+        }),
+        ("switch events on a response", |s| {
+            grouped(s.counters.switch_events_ridden)
+        }),
+        ("switch events of their own", |s| {
+            grouped(s.counters.switch_events_extra)
+        }),
+        ("zones put into quarantine", |s| {
+            grouped(s.counters.quarantined_zones)
+        }),
+        ("  freed by a quiet message", |s| {
+            grouped(s.counters.zones_quiet)
+        }),
+        ("  freed by revocation", |s| {
+            grouped(s.counters.zones_revoked)
+        }),
+        ("zones of clients that were lost", |s| {
+            grouped(s.counters.zones_fenced)
+        }),
+        ("connections fenced", |s| grouped(s.counters.gone)),
+        ("protocol violations", |s| grouped(s.counters.violations)),
+        ("waits for a full queue", |s| grouped(s.counters.stalls)),
+        ("memory, fixed", |s| bytes(s.bytes.fixed)),
+        ("memory, for each client", |s| {
+            format!("{} B", s.bytes.per_client)
+        }),
+        ("memory in all, whole pages", |s| bytes(s.all_bytes)),
+    ];
+    rows.iter()
+        .map(|(name, value)| {
+            let mut line = format!("  {name:<32}");
+            for part in parts {
+                line.push_str(&format!("{:>16}", value(part)));
+            }
+            line
+        })
+        .collect()
+}
+
+/// A number with its digits in groups of three.
+pub(crate) fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut out = String::with_capacity(digits.len() * 4 / 3 + 1);
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at) % 3 == 0 {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+/// Nanoseconds with three significant digits.
+pub(crate) fn duration(ns: u64) -> String {
+    let (value, unit) = match ns {
+        0..1_000 => return format!("{ns} ns"),
+        1_000..999_500 => (ns as f64 / 1e3, "us"),
+        999_500..999_500_000 => (ns as f64 / 1e6, "ms"),
+        _ => (ns as f64 / 1e9, "s"),
+    };
+    let decimals = match value {
+        ..9.995 => 2,
+        ..99.95 => 1,
+        _ => 0,
+    };
+    format!("{value:.decimals$} {unit}")
+}
+
+/// Bytes in a unit that suits them.
+pub(crate) fn bytes(bytes: usize) -> String {
+    const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];
+    if bytes < 1024 {
+        return format!("{bytes} B");
+    }
+    let mut value = bytes as f64 / 1024.0;
+    let mut unit = UNITS[0];
+    for next in &UNITS[1..] {
+        if value < 1024.0 {
+            break;
+        }
+        value /= 1024.0;
+        unit = next;
+    }
+    format!("{value:.1} {unit}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_read_well() {
+        assert_eq!(
+            ["0", "999", "1,000", "1,234,567"],
+            [0, 999, 1000, 1_234_567].map(grouped)[..]
+        );
+        let durations = [
+            999,
+            1_000,
+            12_345,
+            999_499,
+            999_600,
+            123_456_789,
+            2_500_000_000,
+        ];
+        assert_eq!(
+            durations.map(duration),
+            [
+                "999 ns", "1.00 us", "12.3 us", "999 us", "1.00 ms", "123 ms", "2.50 s"
+            ]
+        );
+        assert_eq!(bytes(900), "900 B");
+        assert_eq!(bytes(1536), "1.5 KiB");
+        assert_eq!(bytes(3 << 30), "3.0 GiB");
+    }
+}

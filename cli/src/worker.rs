@@ -1,0 +1,422 @@
+//! A client process: many connections, each with some calls outstanding all the time, and a judgement of
+//! every answer.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use scalerpc::{Backoff, CallError, CallId, ClientOptions, ClientSet, Clock};
+use scalerpc_cli::meta::load::{Expect, Generator, Mix, Planned};
+use scalerpc_cli::meta::tree::Tree;
+
+use crate::messages::{Latencies, METHODS, News, Order, Report};
+
+/// How often a process reports while it works.
+const REPORT_NS: u64 = 250_000_000;
+/// After so long without any answer the calls that are out are given up. Time in which this process did
+/// not run does not count.
+const GIVE_UP_NS: u64 = 10_000_000_000;
+/// Longest step of that time: a process that was stopped sees one long step.
+const STEP_MAX_NS: u64 = 50_000_000;
+/// Problems that are told in words.
+const EXAMPLES_MAX: usize = 4;
+
+/// What every client process is told before it starts.
+#[derive(Clone)]
+pub(crate) struct Plan {
+    /// The sockets of the servers.
+    pub(crate) targets: Vec<PathBuf>,
+    /// What the servers serve.
+    pub(crate) tree: Arc<Tree>,
+    /// How often each method is called.
+    pub(crate) mix: Mix,
+    /// The seed of all requests.
+    pub(crate) seed: u64,
+    /// Calls that each connection has outstanding; `None` for as many as the server's window, up to
+    /// [`Plan::WINDOW`].
+    pub(crate) window: Option<u32>,
+    /// How to connect.
+    pub(crate) options: ClientOptions,
+    /// The clock that all processes share.
+    pub(crate) clock: Clock,
+}
+
+impl Plan {
+    /// Calls that a connection has outstanding by default.
+    pub(crate) const WINDOW: u32 = 4;
+}
+
+/// The connections of one process.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Share {
+    /// How many.
+    pub(crate) connections: u32,
+    /// The number of the first one as a client of the tree.
+    pub(crate) first_client: u32,
+}
+
+/// Carries out orders until there are no more; returns the exit code.
+pub(crate) fn run(plan: &Plan, share: Share, link: UnixStream) -> i32 {
+    match serve(plan, share, &link) {
+        Ok(()) => 0,
+        Err(message) => {
+            // If the parent is gone too, nobody is left to be told.
+            let _ = send(&link, &News::Failed(message));
+            1
+        }
+    }
+}
+
+fn serve(plan: &Plan, share: Share, link: &UnixStream) -> Result<(), String> {
+    let mut workers = Vec::new();
+    let mut line = String::new();
+    let mut orders = BufReader::new(link);
+    loop {
+        line.clear();
+        let read = orders.read_line(&mut line);
+        if read.map_err(|error| format!("no orders: {error}"))? == 0 {
+            return Ok(());
+        }
+        let order = serde_json::from_str(&line).map_err(|error| format!("order: {error}"))?;
+        match order {
+            Order::Connect => {
+                for target in 0..plan.targets.len() {
+                    workers.push(Worker::connect(plan, share, target)?);
+                }
+                send(link, &News::Connected)?;
+            }
+            Order::Load { target, until_ns } => {
+                let worker: Option<&mut Worker> = workers.get_mut(target);
+                worker
+                    .ok_or("no such target")?
+                    .load(Task::Load { until_ns }, link)?;
+            }
+            Order::CleanUp { target } => {
+                let worker = workers.get_mut(target);
+                worker.ok_or("no such target")?.load(Task::CleanUp, link)?;
+            }
+            Order::Exit => return Ok(()),
+        }
+    }
+}
+
+fn send(mut link: &UnixStream, news: &News) -> Result<(), String> {
+    let mut line = serde_json::to_vec(news).map_err(|error| error.to_string())?;
+    line.push(b'\n');
+    link.write_all(&line)
+        .map_err(|error| format!("no parent: {error}"))
+}
+
+/// What the calls are for.
+#[derive(Clone, Copy, Debug)]
+enum Task {
+    Load { until_ns: u64 },
+    CleanUp,
+}
+
+impl Task {
+    /// True if another call may be made.
+    fn goes_on(self, now_ns: u64) -> bool {
+        match self {
+            Self::Load { until_ns } => now_ns < until_ns,
+            Self::CleanUp => true,
+        }
+    }
+}
+
+/// A call that is out.
+#[derive(Clone, Copy)]
+struct Pending {
+    call: CallId,
+    sent_ns: u64,
+    expect: Expect,
+}
+
+/// One connection.
+struct Conn {
+    generator: Generator,
+    pending: Box<[Option<Pending>]>,
+    /// No more calls are made on it.
+    is_down: bool,
+}
+
+impl Conn {
+    /// Takes the call that ended. Answers come in order, so it is nearly always where it is looked for
+    /// first.
+    #[inline]
+    fn take(&mut self, call: CallId) -> Option<Pending> {
+        let at = (call.0 % self.pending.len() as u64) as usize;
+        if self.pending[at].is_some_and(|pending| pending.call == call) {
+            return self.pending[at].take();
+        }
+        let is_it = |slot: &&mut Option<Pending>| slot.is_some_and(|pending| pending.call == call);
+        self.pending.iter_mut().find(is_it)?.take()
+    }
+
+    #[inline]
+    fn put(&mut self, pending: Pending) {
+        let at = (pending.call.0 % self.pending.len() as u64) as usize;
+        let at = if self.pending[at].is_none() {
+            Some(at)
+        } else {
+            self.pending.iter().position(Option::is_none)
+        };
+        // There is a free one: a connection has no more calls out than places.
+        if let Some(at) = at {
+            self.pending[at] = Some(pending);
+        }
+    }
+}
+
+/// What has happened since the last report.
+struct Since {
+    latencies: [Latencies; METHODS],
+    in_time: u64,
+    wrong_answers: u64,
+    errors: u64,
+    examples: Vec<String>,
+}
+
+impl Since {
+    fn new() -> Option<Self> {
+        let none = Latencies::new()?;
+        Some(Self {
+            latencies: std::array::from_fn(|_| none.clone()),
+            in_time: 0,
+            wrong_answers: 0,
+            errors: 0,
+            examples: Vec::new(),
+        })
+    }
+
+    #[cold]
+    fn error(&mut self, what: &dyn Fn() -> String) {
+        self.errors += 1;
+        self.example(what);
+    }
+
+    #[cold]
+    fn wrong(&mut self, what: &dyn Fn() -> String) {
+        self.wrong_answers += 1;
+        self.example(what);
+    }
+
+    fn example(&mut self, what: &dyn Fn() -> String) {
+        if self.examples.len() < EXAMPLES_MAX {
+            self.examples.push(what());
+        }
+    }
+}
+
+/// All connections of this process to one server.
+struct Worker {
+    target: usize,
+    set: ClientSet,
+    conns: Vec<Conn>,
+    request: Vec<u8>,
+    outstanding: u64,
+    since: Since,
+    clock: Clock,
+    report_at_ns: u64,
+    /// How long no answer has come, and when that was last looked at.
+    silent_ns: u64,
+    looked_ns: u64,
+}
+
+impl Worker {
+    fn connect(plan: &Plan, share: Share, target: usize) -> Result<Self, String> {
+        let path = plan.targets.get(target).ok_or("no such target")?;
+        let set = ClientSet::connect_with(path, share.connections, plan.options.clone())
+            .map_err(|error| error.to_string())?;
+        let geometry = *set.geometry();
+        let window = plan.window.unwrap_or(Plan::WINDOW.min(geometry.window()));
+        if window > geometry.window() {
+            return Err(format!(
+                "--window {window}: the server lets a connection have {} calls outstanding; use no \
+                 more, or start the server with a larger window",
+                geometry.window()
+            ));
+        }
+        let conn = |number: u32| {
+            let client = share.first_client.wrapping_add(number);
+            let (request_max, response_max) =
+                (geometry.request_max_bytes(), geometry.response_max_bytes());
+            let tree = Arc::clone(&plan.tree);
+            let generator =
+                Generator::new(tree, client, plan.seed, plan.mix, request_max, response_max);
+            Ok(Conn {
+                generator: generator.map_err(|error| error.to_string())?,
+                pending: vec![None; window as usize].into(),
+                is_down: false,
+            })
+        };
+        Ok(Self {
+            target,
+            set,
+            conns: (0..share.connections)
+                .map(conn)
+                .collect::<Result<_, String>>()?,
+            request: vec![0; geometry.request_max_bytes()],
+            outstanding: 0,
+            since: Since::new().ok_or("no histogram")?,
+            clock: plan.clock,
+            report_at_ns: 0,
+            silent_ns: 0,
+            looked_ns: 0,
+        })
+    }
+
+    /// Makes calls as long as the task goes on, and takes all answers.
+    fn load(&mut self, task: Task, link: &UnixStream) -> Result<(), String> {
+        let mut now_ns = self.clock.now_ns();
+        self.report_at_ns = now_ns + REPORT_NS;
+        (self.silent_ns, self.looked_ns) = (0, now_ns);
+        if task.goes_on(now_ns) {
+            for conn in 0..self.conns.len() as u32 {
+                for _ in 0..self.conns[conn as usize].pending.len() {
+                    self.call(conn, task, now_ns);
+                }
+            }
+        }
+        let mut backoff = Backoff::default();
+        while self.outstanding > 0 {
+            if self.take_one(task, &mut now_ns) {
+                backoff.busy();
+            } else {
+                backoff.idle();
+                // While answers come the time is looked at with each of them.
+                if backoff.is_long() {
+                    now_ns = self.clock.now_ns();
+                    self.count_silence(now_ns);
+                }
+            }
+            if now_ns >= self.report_at_ns {
+                self.report_at_ns = now_ns + REPORT_NS;
+                self.report(false, link)?;
+            }
+        }
+        self.report(true, link)
+    }
+
+    /// Takes a completion, judges it, and makes the next call in its place.
+    fn take_one(&mut self, task: Task, now_ns: &mut u64) -> bool {
+        let Some(completion) = self.set.poll_completion() else {
+            return false;
+        };
+        *now_ns = self.clock.now_ns();
+        (self.silent_ns, self.looked_ns) = (0, *now_ns);
+        let number = completion.connection;
+        let conn = &mut self.conns[number as usize];
+        let Some(pending) = conn.take(completion.call) else {
+            // A call that was given up before.
+            return true;
+        };
+        self.outstanding -= 1;
+        match completion.result {
+            Ok(answer) => {
+                let method = pending.expect.method();
+                let latency_ns = now_ns.saturating_sub(pending.sent_ns);
+                if let Task::Load { until_ns } = task {
+                    self.since.latencies[method as usize - 1].record(latency_ns);
+                    self.since.in_time += u64::from(*now_ns < until_ns);
+                }
+                if let Err(why) = conn.generator.check(&pending.expect, answer) {
+                    let call = conn.generator.describe(&pending.expect);
+                    self.since
+                        .wrong(&|| format!("connection {number}: {call}: {why}"));
+                }
+            }
+            Err(error) => {
+                let call = conn.generator.describe(&pending.expect);
+                self.since
+                    .error(&|| format!("connection {number}: {call}: {error}"));
+                conn.is_down |= matches!(error, CallError::NotSent | CallError::Unknown);
+                conn.generator.forget(&pending.expect);
+            }
+        }
+        self.call(number, task, *now_ns);
+        true
+    }
+
+    /// Makes a call, if there is one to make.
+    #[inline]
+    fn call(&mut self, number: u32, task: Task, now_ns: u64) {
+        let conn = &mut self.conns[number as usize];
+        if conn.is_down || !task.goes_on(now_ns) {
+            return;
+        }
+        let planned = match task {
+            Task::Load { .. } => Some(conn.generator.next(&mut self.request)),
+            Task::CleanUp => conn.generator.next_cleanup(&mut self.request),
+        };
+        let Some(Planned {
+            method,
+            len,
+            expect,
+        }) = planned
+        else {
+            return;
+        };
+        match self.set.call_async(number, method, &self.request[..len]) {
+            Ok(call) => {
+                self.outstanding += 1;
+                conn.put(Pending {
+                    call,
+                    sent_ns: now_ns,
+                    expect,
+                });
+            }
+            Err(error) => {
+                conn.generator.forget(&expect);
+                conn.is_down |= matches!(error, CallError::NotSent);
+                self.since
+                    .error(&|| format!("connection {number}: {error}"));
+            }
+        }
+    }
+
+    /// Gives the calls up that are out, if there has been no answer for too long.
+    #[cold]
+    fn count_silence(&mut self, now_ns: u64) {
+        self.silent_ns += now_ns.saturating_sub(self.looked_ns).min(STEP_MAX_NS);
+        self.looked_ns = now_ns;
+        if self.silent_ns < GIVE_UP_NS {
+            return;
+        }
+        for (number, conn) in self.conns.iter_mut().enumerate() {
+            let state = self.set.state(number as u32);
+            for pending in conn.pending.iter_mut().filter_map(Option::take) {
+                let call = conn.generator.describe(&pending.expect);
+                let seconds = GIVE_UP_NS / 1_000_000_000;
+                self.since.error(&|| {
+                    format!(
+                        "connection {number} ({state:?}), call {}: {call}: no answer, and none to any \
+                         other call, for {seconds} s",
+                        pending.call.0
+                    )
+                });
+                conn.generator.forget(&pending.expect);
+                conn.is_down = true;
+            }
+        }
+        self.outstanding = 0;
+    }
+
+    fn report(&mut self, done: bool, link: &UnixStream) -> Result<(), String> {
+        let since = &mut self.since;
+        let mut latencies = since.latencies.iter_mut();
+        let report = Report {
+            target: self.target,
+            methods: std::array::from_fn(|_| {
+                latencies.next().map(Latencies::take).unwrap_or_default()
+            }),
+            in_time: std::mem::take(&mut since.in_time),
+            wrong_answers: std::mem::take(&mut since.wrong_answers),
+            errors: std::mem::take(&mut since.errors),
+            examples: std::mem::take(&mut since.examples),
+            done,
+        };
+        send(link, &News::Report(report))
+    }
+}
