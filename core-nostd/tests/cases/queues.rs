@@ -104,7 +104,7 @@ fn a_full_send_queue_at_the_server_stalls_that_client_alone() {
 fn sources_keep_still_until_their_write_is_done() {
     for inline_max in [0, 8, 64, 128] {
         let mut rig = Rig::with_clients(setup(16, inline_max), 4);
-        for turn in 0..3_000_u32 {
+        for turn in 0..1_500_u32 {
             for seat in 0..4 {
                 let phase = turn.wrapping_mul(seat + 3) % 13;
                 rig.client(seat).up.held = phase < 4;

@@ -86,7 +86,6 @@ pub enum Ended {
 
 pub struct Client {
     pub engine: ClientEngine<Boxed>,
-    pub owner: u64,
     pub exposed: Arena,
     pub private: Arena,
     pub up: Wire,
@@ -212,7 +211,6 @@ impl Rig {
             .expect("the limits suffice");
         self.clients[seat as usize] = Some(Client {
             engine,
-            owner,
             exposed: Arena::new(self.geometry.client_exposed_bytes()),
             private: Arena::new(self.geometry.client_private_bytes()),
             up: Wire::default(),
@@ -397,10 +395,12 @@ impl Rig {
             Action::Read(wr) => self.read(wr),
             Action::Revoke { seat, epoch } => {
                 self.log.revocations.push((seat, epoch));
+                let mut writing = false;
                 if let Some(client) = self.clients[seat as usize].as_mut() {
                     client.revoked = client.revoked.max(epoch);
+                    writing = client.up.writes_to_a_zone();
                 }
-                if self.setup.revokes {
+                if self.setup.revokes && !writing {
                     self.server.revoked(seat, epoch);
                 }
             }

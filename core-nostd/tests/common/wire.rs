@@ -101,6 +101,12 @@ impl Wire {
         }
     }
 
+    /// True if a WRITE under a tenancy is under way.
+    pub fn writes_to_a_zone(&self) -> bool {
+        let mut ops = self.ops.iter();
+        ops.any(|op| matches!(op, Op::Write { wr, .. } if wr.epoch.is_some()))
+    }
+
     pub fn poll(&mut self) -> Option<Completion> {
         if self.withheld {
             return None;

@@ -5,7 +5,7 @@ use core::hint::black_box;
 use scalerpc_core::client::{CallRecord, ClientConn};
 use scalerpc_core::post::{Completion, Limits, WcStatus, WrId, WriteWr};
 use scalerpc_core::server::{
-    Action, Conn, Group, OpenConn, SendSlot, ServerConfig, ServerMemory, ServerSizes, Zone,
+    Action, Active, Conn, Group, OpenConn, SendSlot, ServerConfig, ServerMemory, ServerSizes, Zone,
 };
 use scalerpc_core::wire::{Placement, Status};
 use scalerpc_core::{Borrowed, ClientEngine, Geometry, Memory, Region, ServerEngine};
@@ -69,7 +69,7 @@ fn answered(placement: Placement) -> Option<u64> {
     let sizes = ServerSizes::of(&geometry);
     let (mut conns, mut demand_seen) = ([Conn::default(); RECORDS], [0; RECORDS]);
     let (mut zones, mut free_zones) = ([Zone::default(); RECORDS], [0; RECORDS]);
-    let (mut active, mut quarantine) = ([0; RECORDS], [0; RECORDS]);
+    let (mut active, mut quarantine) = ([Active::default(); RECORDS], [0; RECORDS]);
     let (mut groups, mut send_slots) =
         ([Group::default(); RECORDS], [SendSlot::default(); RECORDS]);
     let records = ServerMemory::<Borrowed<'_>> {

@@ -1,0 +1,520 @@
+//! Peers that lie: each wrong field costs the liar its connection, and nobody else anything (R6, R12).
+
+use scalerpc_core::client::{ClientConn, ClientState};
+use scalerpc_core::post::{Completion, WcStatus};
+use scalerpc_core::server::ConnState;
+use scalerpc_core::wire::{
+    Entry, Ext, FLAG_ACTIVATE, FLAG_CONTROL, FLAG_EXT, FLAG_SWITCH, Head, Placement, Violation,
+    payload_at, seal,
+};
+use scalerpc_core::{ClientEngine, Geometry, Memory};
+
+use crate::common::arena::{Arena, Boxed, client_engine};
+use crate::common::raw::head;
+use crate::common::{Rig, Setup};
+
+const LIAR: u32 = 3;
+
+/// Three honest clients with calls under way, and a raw seat in the same group.
+fn rig_with_a_liar(placement: Placement) -> Rig {
+    let mut setup = Setup::default();
+    setup.limits.placement = placement;
+    let mut rig = Rig::with_clients(setup, 3);
+    rig.open_raw(LIAR);
+    for seat in 0..3 {
+        rig.call(seat, b"before").unwrap();
+    }
+    rig.settle();
+    rig
+}
+
+/// The honest clients' calls go on, and end right.
+fn others_are_unaffected(rig: &mut Rig) {
+    for _ in 0..5 {
+        for seat in 0..3 {
+            rig.call(seat, b"after").unwrap();
+        }
+        rig.settle();
+    }
+    for seat in 0..3 {
+        assert_eq!(rig.answered(seat), [1, 2, 3, 4, 5, 6]);
+        assert_eq!(rig.client(seat).violation, None);
+        assert_ne!(rig.state(seat), ConnState::Closing);
+    }
+}
+
+fn evicted_alone(mut rig: Rig, why: Violation) {
+    rig.serve();
+    assert_eq!(rig.log.closed, [(LIAR, Some(why))]);
+    assert_eq!(rig.state(LIAR), ConnState::Closing);
+    assert_eq!(rig.server.counters().violations, 1);
+    others_are_unaffected(&mut rig);
+    assert_eq!(rig.log.closed.len(), 1, "told once");
+    rig.server.gone(LIAR);
+    assert_eq!(rig.state(LIAR), ConnState::Free);
+    rig.open(LIAR);
+    rig.call(LIAR, b"a new tenant").unwrap();
+    rig.settle();
+    assert_eq!(rig.answered(LIAR), [1]);
+}
+
+/// Every field of an endpoint entry, wrong in turn.
+#[test]
+fn each_wrong_field_of_an_entry_evicts_its_writer_alone() {
+    let rig = rig_with_a_liar(Placement::InOrder);
+    let good = rig.entry(1, 1, 0);
+    let window = rig.geometry.window();
+    let block = rig.geometry.request_block_bytes() as u32;
+    let staging = rig.geometry.staging_bytes() as u64;
+    let at = |staged_at| Entry { staged_at, ..good };
+    let stride = |stride| Entry { stride, ..good };
+    let first = |first_call| Entry { first_call, ..good };
+    let quiet = |quiet_epoch| Entry {
+        quiet_epoch,
+        ..good
+    };
+    let count = |count| Entry { count, ..good };
+    let full = Entry {
+        count: window,
+        stride: block,
+        ..good
+    };
+    let cases = [
+        (quiet(1), Violation::Mapping),
+        (quiet(u64::MAX), Violation::Mapping),
+        (first(0), Violation::Calls),
+        (first(2), Violation::Calls),
+        (first(u64::MAX), Violation::Calls),
+        (count(0), Violation::Calls),
+        (count(window + 1), Violation::Calls),
+        (count(0x8000_0000), Violation::Calls),
+        (count(u32::MAX), Violation::Calls),
+        (stride(0), Violation::Staging),
+        (stride(1), Violation::Staging),
+        (stride(63), Violation::Staging),
+        (stride(block + 64), Violation::Staging),
+        (stride(0x8000_0000), Violation::Staging),
+        (stride(u32::MAX - 63), Violation::Staging),
+        (at(8), Violation::Staging),
+        (at(staging), Violation::Staging),
+        (at(staging - 32), Violation::Staging),
+        (at(1 << 32), Violation::Staging),
+        (at(u64::MAX), Violation::Staging),
+        // The end wraps around to something small.
+        (at(u64::MAX - 63), Violation::Staging),
+        (
+            Entry {
+                staged_at: 64,
+                ..full
+            },
+            Violation::Staging,
+        ),
+        (
+            Entry {
+                staged_at: u64::MAX - 255,
+                ..full
+            },
+            Violation::Staging,
+        ),
+    ];
+    for placement in [Placement::InOrder, Placement::AnyOrder] {
+        for (entry, why) in cases {
+            let mut rig = rig_with_a_liar(placement);
+            rig.write_entry(LIAR, 1, entry);
+            evicted_alone(rig, why);
+        }
+    }
+    for entry in [good, full] {
+        let mut rig = rig_with_a_liar(Placement::InOrder);
+        rig.write_entry(LIAR, 1, entry);
+        rig.serve();
+        assert_eq!(rig.state(LIAR), ConnState::Fetching, "a good one is taken");
+    }
+}
+
+/// A connection's own staging area is not at the start of its client's memory: nothing before it counts.
+#[test]
+fn another_connections_staging_area_is_out_of_bounds() {
+    for (staged_at, good) in [(0, false), (4_096, true), (4_032, false)] {
+        let mut rig = Rig::new(Setup::default());
+        let opened = rig.server.open(scalerpc_core::server::OpenConn {
+            seat: 0,
+            owner: 5,
+            ring_at: 0,
+            staging_at: 4_096,
+        });
+        assert!(opened);
+        rig.owners[0] = 5;
+        let entry = Entry {
+            staged_at,
+            ..rig.entry(1, 1, 0)
+        };
+        rig.write_entry(0, 1, entry);
+        rig.serve();
+        let taken = rig.state(0) == ConnState::Fetching;
+        assert_eq!(taken, good, "{staged_at}");
+    }
+}
+
+/// Bytes of the demand map and entries with the wrong number or owner mean nothing.
+#[test]
+fn a_changed_byte_without_its_entry_is_ignored() {
+    let mut rig = rig_with_a_liar(Placement::InOrder);
+    for byte in [1, 2, 0x80, 0xff] {
+        let at = rig.geometry.demand_byte(LIAR);
+        rig.exposed.region().store_byte_release(at, byte);
+        rig.serve();
+    }
+    for number in [0, 2, u64::MAX, 1 << 8 | 1] {
+        let entry = rig.entry(1, 1, 0);
+        rig.write_entry(LIAR, number, entry);
+        rig.serve();
+    }
+    assert_eq!((rig.state(LIAR), rig.zone(LIAR)), (ConnState::Idle, None));
+    others_are_unaffected(&mut rig);
+}
+
+/// Field case J1, at the server.
+#[test]
+fn an_impossible_request_evicts_its_writer_alone() {
+    let max = Setup::default().geometry.request_max_bytes;
+    // A block is whole lines: more than the maximum fits, and is refused all the same.
+    let block_max = (max + 32).next_multiple_of(64) - 32;
+    assert!(block_max > max);
+    let flags = |flags| Head { flags, ..head(3) };
+    let cases = [
+        (head(max + 1), Violation::Length),
+        (head(block_max), Violation::Length),
+        (head(block_max + 1), Violation::Length),
+        (head(0x8000_0000), Violation::Length),
+        (head(u32::MAX), Violation::Length),
+        (flags(1 << 4), Violation::Flags),
+        (flags(1 << 15), Violation::Flags),
+        (flags(FLAG_EXT), Violation::Flags),
+        (flags(FLAG_ACTIVATE), Violation::Flags),
+        (flags(FLAG_SWITCH), Violation::Flags),
+        (flags(FLAG_CONTROL), Violation::Flags),
+    ];
+    for (head, why) in cases {
+        let mut rig = rig_with_a_liar(Placement::InOrder);
+        rig.activate_raw(LIAR);
+        assert_eq!(rig.state(LIAR), ConnState::Active);
+        forge(&mut rig, head, 2);
+        let ran = rig.served(LIAR).len();
+        rig.serve();
+        assert_eq!(rig.served(LIAR).len(), ran, "it does not run");
+        evicted_alone(rig, why);
+    }
+}
+
+/// Writes a request whose trailer says what `head` says, whatever its payload.
+fn forge(rig: &mut Rig, head: Head, number: u64) {
+    rig.write_request(LIAR, number, self::head(3), b"abc");
+    let zone = rig.zone(LIAR).unwrap();
+    let zones = rig.geometry.zones();
+    let end = rig.geometry.block_end(zone / zones, zone % zones, number);
+    let first = u64::from(head.len) | u64::from(head.tag) << 32 | u64::from(head.flags) << 48;
+    rig.exposed.region().store(end - 24, first);
+}
+
+/// Field case J1: where messages carry a checksum, one that does not match has not arrived.
+#[test]
+fn an_impossible_request_with_a_checksum_never_arrives() {
+    for len in [97, 0x8000_0000, u32::MAX] {
+        let mut rig = rig_with_a_liar(Placement::AnyOrder);
+        rig.activate_raw(LIAR);
+        forge(&mut rig, head(len), 2);
+        rig.serve();
+        assert_eq!(rig.state(LIAR), ConnState::Active);
+        assert_eq!(rig.served(LIAR).len(), 1);
+        others_are_unaffected(&mut rig);
+    }
+}
+
+/// Calls out of turn are never taken, and do not spin.
+#[test]
+fn requests_out_of_turn_are_not_taken() {
+    let mut rig = rig_with_a_liar(Placement::InOrder);
+    rig.activate_raw(LIAR);
+    for number in [1, 3, 4, 6, u64::MAX] {
+        rig.write_request(LIAR, number, head(3), b"xyz");
+    }
+    rig.serve();
+    assert_eq!(rig.served(LIAR).len(), 1);
+    others_are_unaffected(&mut rig);
+}
+
+/// Field case J4's kind: one key for all pools means that a client can write anywhere in them.
+#[test]
+fn a_well_formed_message_in_anothers_block_is_nothing_there() {
+    for placement in [Placement::InOrder, Placement::AnyOrder] {
+        let mut rig = rig_with_a_liar(placement);
+        rig.activate_raw(LIAR);
+        let liar = rig.owners[LIAR as usize];
+        let zone = rig.zone(0).expect("the victim is served");
+        for number in 1..=9 {
+            rig.write_request_to(zone, liar, number, head(5), b"trash");
+        }
+        rig.serve();
+        assert_eq!(rig.served(0).len(), 1, "nothing of it runs as the victim's");
+        others_are_unaffected(&mut rig);
+        let bytes: Vec<_> = rig.log.served.iter().filter(|it| it.seat == 0).collect();
+        assert!(bytes.iter().all(|it| it.bytes != b"trash"));
+        assert_eq!(
+            rig.state(LIAR),
+            ConnState::Active,
+            "nor does the liar's own zone change"
+        );
+    }
+}
+
+/// An entry under a tenancy that lasts, and a quiet word for one that was never told.
+#[test]
+fn a_quiet_word_of_another_tenancy_frees_nothing() {
+    let mut setup = Setup::single_groups(2);
+    setup.server.fence_after_ns = u64::MAX;
+    let mut rig = Rig::with_clients(setup, 1);
+    rig.open_raw(1);
+    rig.activate_raw(1);
+    rig.call(0, b"x").unwrap();
+    rig.settle();
+    assert_eq!(rig.state(1), ConnState::Leaving);
+    let (zone, at) = (rig.zone(1), rig.geometry.endpoint(1));
+    for wrong in [0, 2, 3, u64::MAX] {
+        rig.exposed.region().store_release(at, wrong);
+        rig.turn(1_000);
+        assert_eq!((rig.state(1), rig.zone(1)), (ConnState::Leaving, zone));
+    }
+    rig.exposed.region().store_release(at, 1);
+    rig.turn(1_000);
+    assert_eq!((rig.state(1), rig.zone(1)), (ConnState::Idle, None));
+}
+
+/// A client engine, and a server that is only a test that writes into its ring.
+struct Victim {
+    geometry: Geometry,
+    engine: ClientEngine<Boxed>,
+    exposed: Arena,
+    private: Arena,
+    position: u64,
+}
+
+const OWNER: u64 = 77;
+
+impl Victim {
+    /// With `calls` calls, posted.
+    fn with_calls(calls: u64) -> Self {
+        let setup = Setup::default();
+        let geometry = Geometry::new(setup.geometry).unwrap();
+        let conn = ClientConn {
+            connection: 0,
+            seat: 2,
+            owner: OWNER,
+        };
+        let mut victim = Self {
+            geometry,
+            engine: client_engine(geometry, setup.limits, conn).unwrap(),
+            exposed: Arena::new(geometry.client_exposed_bytes()),
+            private: Arena::new(geometry.client_private_bytes()),
+            position: 0,
+        };
+        for tag in 1..=calls {
+            let private = victim.private.region();
+            victim.engine.call(7, b"abc", tag, private).unwrap();
+        }
+        victim.post();
+        victim
+    }
+
+    /// Posts, and every WRITE is done at once.
+    fn post(&mut self) {
+        let (exposed, private) = (self.exposed.region(), self.private.region());
+        while let Some(wr) = self.engine.next_write(exposed, private) {
+            self.engine.completed(Completion {
+                wr_id: wr.wr_id,
+                status: WcStatus::Success,
+            });
+        }
+    }
+
+    /// The next message of the ring.
+    fn receive(&mut self, slot: u32, flags: u16, ext: Ext) -> Result<bool, Violation> {
+        self.position += 1;
+        let end = self.geometry.ring(0) + self.geometry.ring_slot_end(self.position);
+        let head = Head {
+            len: 0,
+            tag: 0,
+            flags,
+            slot,
+        };
+        let ext = (flags & FLAG_EXT != 0).then_some(ext);
+        let placement = Placement::InOrder;
+        assert_eq!(payload_at(end, 0, flags), end - 64);
+        seal(
+            self.exposed.region(),
+            end,
+            OWNER,
+            head,
+            ext,
+            self.position,
+            placement,
+        );
+        let answer = self.engine.poll(self.exposed.region());
+        answer.map(|answer| answer.is_some())
+    }
+
+    fn ends_lost(mut self, outcome: Result<bool, Violation>, why: Violation) {
+        assert_eq!(outcome, Err(why));
+        assert_eq!(self.engine.state(), ClientState::Lost);
+        assert_eq!(self.engine.poll(self.exposed.region()), Ok(None));
+        let outstanding = self.engine.outstanding();
+        let ended = std::iter::from_fn(|| self.engine.take_failed()).count();
+        assert_eq!(ended as u32, outstanding, "every call ends");
+    }
+}
+
+/// The slot that the engine gave to call n, which is not reused here.
+fn slot(call: u32) -> u32 {
+    (call % 4) | (call << 16)
+}
+
+const PROCESS: u16 = FLAG_EXT | FLAG_ACTIVATE;
+const EVENT: u16 = FLAG_EXT | FLAG_SWITCH | FLAG_CONTROL;
+
+fn ext(epoch: u64, consumed: u64) -> Ext {
+    Ext {
+        epoch,
+        consumed,
+        zone: 1,
+        pool: 1,
+    }
+}
+
+#[test]
+fn an_answer_to_no_outstanding_call_ends_the_connection() {
+    // Other calls, no record, and the right record with another call's number.
+    let wrong_number = 1 | (3 << 16);
+    for wrong in [slot(2), slot(3), slot(0), 4, 0xffff, u32::MAX, wrong_number] {
+        let mut victim = Victim::with_calls(1);
+        let outcome = victim.receive(wrong, 0, ext(0, 0));
+        victim.ends_lost(outcome, Violation::Slot);
+    }
+    // Twice, and before it was sent.
+    let mut victim = Victim::with_calls(2);
+    assert_eq!(victim.receive(slot(1), PROCESS, ext(1, 0)), Ok(true));
+    let outcome = victim.receive(slot(1), 0, ext(0, 0));
+    victim.ends_lost(outcome, Violation::Slot);
+    let mut victim = Victim::with_calls(1);
+    let private = victim.private.region();
+    victim.engine.call(7, b"parked", 2, private).unwrap();
+    let outcome = victim.receive(slot(2), 0, ext(0, 0));
+    victim.ends_lost(outcome, Violation::Slot);
+}
+
+#[test]
+fn a_zone_that_cannot_be_ends_the_connection() {
+    let (zones, pools) = (6, 2);
+    let good = ext(1, 0);
+    for wrong in [
+        Ext {
+            zone: zones,
+            ..good
+        },
+        Ext {
+            zone: u32::MAX,
+            ..good
+        },
+        Ext {
+            pool: pools,
+            ..good
+        },
+        Ext {
+            pool: u32::MAX,
+            ..good
+        },
+        Ext { epoch: 0, ..good },
+    ] {
+        let mut victim = Victim::with_calls(1);
+        let outcome = victim.receive(slot(1), PROCESS, wrong);
+        victim.ends_lost(outcome, Violation::Mapping);
+    }
+    let mut victim = Victim::with_calls(1);
+    let last = Ext {
+        zone: zones - 1,
+        pool: pools - 1,
+        epoch: u64::MAX,
+        consumed: 0,
+    };
+    assert_eq!(victim.receive(slot(1), PROCESS, last), Ok(true));
+    // A second time, in the tenancy that lasts.
+    let outcome = victim.receive(0, PROCESS | FLAG_CONTROL, last);
+    victim.ends_lost(outcome, Violation::Mapping);
+}
+
+#[test]
+fn an_epoch_from_the_past_ends_the_connection() {
+    for epoch in [0, 4, 5] {
+        let mut victim = Victim::with_calls(2);
+        assert_eq!(victim.receive(slot(1), PROCESS, ext(5, 0)), Ok(true));
+        assert_eq!(victim.receive(0, EVENT, ext(5, 1)), Ok(false));
+        victim.post();
+        assert_eq!(victim.engine.state(), ClientState::Warmup);
+        let outcome = victim.receive(slot(2), PROCESS, ext(epoch, 1));
+        victim.ends_lost(outcome, Violation::Mapping);
+    }
+}
+
+#[test]
+fn a_switch_event_that_cannot_be_ends_the_connection() {
+    // In state Process, epoch 5; calls 1 to 3 are sent and 2 is answered.
+    for (epoch, consumed) in [
+        (5, 0),
+        (5, 1),
+        (5, 4),
+        (5, u64::MAX),
+        (4, 2),
+        (6, 2),
+        (0, 2),
+    ] {
+        let mut victim = Victim::with_calls(3);
+        assert_eq!(victim.receive(slot(2), PROCESS, ext(5, 0)), Ok(true));
+        let outcome = victim.receive(0, EVENT, ext(epoch, consumed));
+        victim.ends_lost(outcome, Violation::Mapping);
+    }
+    // In state Idle there is no tenancy to end.
+    let mut victim = Victim::with_calls(0);
+    let outcome = victim.receive(0, EVENT, ext(1, 0));
+    victim.ends_lost(outcome, Violation::Mapping);
+}
+
+#[test]
+fn misplaced_and_unknown_flags_end_the_connection() {
+    for flags in [
+        FLAG_ACTIVATE,
+        FLAG_SWITCH,
+        FLAG_SWITCH | FLAG_CONTROL,
+        1 << 4,
+        1 << 15,
+    ] {
+        let mut victim = Victim::with_calls(1);
+        let outcome = victim.receive(slot(1), flags, ext(1, 1));
+        victim.ends_lost(outcome, Violation::Flags);
+    }
+}
+
+/// Field case J1, at the client.
+#[test]
+fn an_answer_longer_than_its_slot_ends_the_connection() {
+    let max = Setup::default().geometry.response_max_bytes;
+    for len in [max + 1, 128, 0x8000_0000, u32::MAX] {
+        let mut victim = Victim::with_calls(1);
+        let end = victim.geometry.ring(0) + victim.geometry.ring_slot_end(1);
+        let memory = victim.exposed.region();
+        memory.store(end - 32, OWNER);
+        memory.store(end - 24, u64::from(len));
+        memory.store(end - 16, u64::from(slot(1)) << 32);
+        memory.store_release(end - 8, 1);
+        let outcome = victim.engine.poll(memory).map(|it| it.is_some());
+        victim.ends_lost(outcome, Violation::Length);
+    }
+}
