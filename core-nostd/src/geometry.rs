@@ -124,6 +124,7 @@ pub struct Geometry {
     response_block: usize,
     ring_slots: u32,
     zone_stride: usize,
+    pools_at: usize,
     pool_bytes: usize,
     send_slots: u32,
     server_exposed: usize,
@@ -229,6 +230,7 @@ impl Geometry {
             response_stride: fits(response_stride)?,
             ring_slots,
             zone_stride: fits(zone_stride)?,
+            pools_at: fits(lines(clients) + clients * LINE as u64)?,
             pool_bytes: fits(pool_bytes)?,
             // Half of the slots may wait for an unsignaled WRITE to be covered by a later completion;
             // the other half is only ever used by signaled ones. See `server::slots`.
@@ -358,7 +360,7 @@ impl Geometry {
     pub fn block_end(&self, pool: u32, zone: u32, call: u64) -> usize {
         debug_assert!(pool < self.pools() && zone < self.zones);
         let block = (call & u64::from(self.config.window - 1)) as usize;
-        self.pools_at()
+        self.pools_at
             + pool as usize * self.pool_bytes
             + zone as usize * self.zone_stride
             + block * self.request_stride
@@ -409,14 +411,5 @@ impl Geometry {
     pub fn request_slot(&self, connection: u32, slot: u32) -> usize {
         debug_assert!(slot < self.config.window);
         self.entry_image(connection) + 2 * LINE + slot as usize * self.request_stride
-    }
-
-    fn pools_at(&self) -> usize {
-        self.endpoint_table_end()
-    }
-
-    fn endpoint_table_end(&self) -> usize {
-        (self.config.clients_max as usize).next_multiple_of(LINE)
-            + self.config.clients_max as usize * LINE
     }
 }

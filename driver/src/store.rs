@@ -2,7 +2,9 @@
 
 use scalerpc_core::client::{CallRecord, ClientConn};
 use scalerpc_core::post::Limits;
-use scalerpc_core::server::{Conn, Group, SendSlot, ServerConfig, ServerMemory, ServerSizes, Zone};
+use scalerpc_core::server::{
+    Active, Conn, Group, SendSlot, ServerConfig, ServerMemory, ServerSizes, Zone,
+};
 use scalerpc_core::{ClientEngine, Geometry, ServerEngine, Store};
 
 /// Arrays on the heap, allocated once.
@@ -25,7 +27,7 @@ pub fn server_engine(
         demand_seen: vec![0; sizes.seats].into(),
         zones: vec![Zone::default(); sizes.zones].into(),
         free_zones: vec![0; sizes.zones].into(),
-        active: vec![0; sizes.zones].into(),
+        active: vec![Active::default(); sizes.zones].into(),
         quarantine: vec![0; sizes.zones].into(),
         groups: vec![Group::default(); sizes.groups].into(),
         send_slots: vec![SendSlot::default(); sizes.send_slots].into(),

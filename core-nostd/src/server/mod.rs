@@ -17,7 +17,9 @@ mod records;
 mod schedule;
 mod serve;
 
-pub use records::{Conn, ConnState, Group, SendSlot, ServerMemory, ServerSizes, Zone, ZoneState};
+pub use records::{
+    Active, Conn, ConnState, Group, SendSlot, ServerMemory, ServerSizes, Zone, ZoneState,
+};
 
 use crate::geometry::{Geometry, Mapping};
 use crate::memory::Memory;
@@ -397,7 +399,7 @@ impl<S: Store> ServerEngine<S> {
         let tenancy = &mut self.tenancies[0];
         tenancy.group = 0;
         tenancy.epoch = 1;
-        self.memory.active[tenancy.active] = seat;
+        let at = tenancy.active;
         tenancy.active += 1;
         self.memory.zones[seat as usize] = Zone {
             conn: seat,
@@ -405,6 +407,31 @@ impl<S: Store> ServerEngine<S> {
             epoch: 1,
             ..Zone::default()
         };
+        self.memory.active[at] = self.awaiting(seat);
+    }
+
+    /// What is awaited from a connection that has a zone.
+    #[inline]
+    fn awaiting(&self, seat: u32) -> Active {
+        let conn = &self.memory.conns[seat as usize];
+        let (pool, zone) = self.place(conn.zone);
+        let end = self.geometry.block_end(pool, zone, conn.next_call);
+        Active {
+            seat,
+            awaited_at: end - 8,
+            awaited: conn.next_call,
+        }
+    }
+
+    /// The pool of a zone, and its number there.
+    #[inline]
+    fn place(&self, zone: u32) -> (u32, u32) {
+        let zones = self.geometry.zones();
+        if zone < zones {
+            (0, zone)
+        } else {
+            (1, zone - zones)
+        }
     }
 
     /// The connection is down and fenced, and all its completions have been given. Its seat is free
@@ -446,11 +473,11 @@ impl<S: Store> ServerEngine<S> {
             self.unwait(seat);
         }
         if state == ConnState::Active {
-            self.deactivate(seat, zone / self.geometry.zones());
+            self.deactivate(seat, self.place(zone).0);
         }
         if state == ConnState::Fetching {
             if self.in_tenancy(zone) {
-                self.tenancies[(zone / self.geometry.zones()) as usize].fetching -= 1;
+                self.tenancies[self.place(zone).0 as usize].fetching -= 1;
             }
             if self.fetch_seat == seat {
                 self.fetch_seat = NONE;
@@ -466,7 +493,7 @@ impl<S: Store> ServerEngine<S> {
         let first = pool as usize * self.geometry.zones() as usize;
         let tenancy = &mut self.tenancies[pool as usize];
         let list = &mut self.memory.active[first..first + tenancy.active];
-        if let Some(at) = list.iter().position(|&other| other == seat) {
+        if let Some(at) = list.iter().position(|other| other.seat == seat) {
             list.swap(at, tenancy.active - 1);
             tenancy.active -= 1;
             if pool == self.processing {

@@ -48,8 +48,7 @@ impl<S: Store> ServerEngine<S> {
         if conn.state == ConnState::Leaving {
             conn.state = ConnState::Idle;
         }
-        let zones = self.geometry.zones();
-        let pool = (zone / zones) as usize;
+        let (zones, pool) = (self.geometry.zones(), self.place(zone).0 as usize);
         let at = pool * zones as usize + self.free_zones[pool];
         self.memory.free_zones[at] = zone;
         self.free_zones[pool] += 1;
@@ -68,7 +67,7 @@ impl<S: Store> ServerEngine<S> {
         self.memory.quarantine[self.quarantined] = zone;
         self.quarantined += 1;
         self.counters.quarantined_zones += 1;
-        self.deactivate(seat, zone / self.geometry.zones());
+        self.deactivate(seat, self.place(zone).0);
     }
 
     /// Looks at some of the zones in quarantine.

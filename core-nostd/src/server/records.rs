@@ -143,6 +143,16 @@ pub struct Zone {
     pub(super) since_ns: u64,
 }
 
+/// A connection that is served, and the word that says that its next call is there: what has to be known
+/// to see that there is nothing new.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Active {
+    pub(super) seat: u32,
+    /// Offset of the `valid` word in exposed memory.
+    pub(super) awaited_at: usize,
+    pub(super) awaited: u64,
+}
+
 /// The record of a group.
 #[derive(Clone, Copy, Debug)]
 pub struct Group {
@@ -188,7 +198,7 @@ pub struct ServerMemory<S: Store> {
     /// Per pool, the free zones.
     pub free_zones: S::Array<u32>,
     /// Per pool, the connections that are served.
-    pub active: S::Array<u32>,
+    pub active: S::Array<Active>,
     /// Zones in quarantine.
     pub quarantine: S::Array<u32>,
     /// One record per group.
@@ -214,7 +224,8 @@ impl ServerSizes {
     /// Bytes of the control records that each seat costs.
     pub const BYTES_PER_CLIENT: usize = size_of::<Conn>() + 1;
     /// Bytes of the records that each zone costs.
-    pub const BYTES_PER_ZONE: usize = size_of::<Zone>() + 3 * size_of::<u32>();
+    pub const BYTES_PER_ZONE: usize =
+        size_of::<Zone>() + size_of::<Active>() + 2 * size_of::<u32>();
     /// Bytes of the record of a group.
     pub const BYTES_PER_GROUP: usize = size_of::<Group>();
 

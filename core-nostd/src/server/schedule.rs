@@ -189,7 +189,7 @@ impl<S: Store> ServerEngine<S> {
 
     /// The next READ of a connection's staged batch: as many messages as a scatter list holds.
     fn fetch(&mut self, seat: u32) -> Action {
-        let zones = self.geometry.zones();
+        let (pool, zone) = self.place(self.memory.conns[seat as usize].zone);
         let conn = &mut self.memory.conns[seat as usize];
         let count = u32::from(conn.staged_count - conn.staged_asked).min(self.limits.sge_max);
         let (sequence, _) = conn.sq.post(true);
@@ -199,8 +199,8 @@ impl<S: Store> ServerEngine<S> {
             stride: conn.staged_stride as usize,
             count,
             first_call: conn.next_call + u64::from(conn.staged_asked),
-            pool: conn.zone / zones,
-            zone: conn.zone % zones,
+            pool,
+            zone,
             wr_id: WrId::new(WrKind::Read, conn.generation, seat, sequence),
         };
         conn.staged_asked += count as u16;
@@ -219,15 +219,15 @@ impl<S: Store> ServerEngine<S> {
         if conn.state != ConnState::Fetching || conn.reads_pending > 0 || !whole {
             return;
         }
-        let pool = (zone / self.geometry.zones()) as usize;
+        let pool = self.place(zone).0 as usize;
         if self.in_tenancy(zone) {
             self.tenancies[pool].fetching -= 1;
         } else {
             self.admit_late(seat, zone);
         }
-        let tenancy = &mut self.tenancies[pool];
-        self.memory.active[pool * self.geometry.zones() as usize + tenancy.active] = seat;
-        tenancy.active += 1;
+        let at = pool * self.geometry.zones() as usize + self.tenancies[pool].active;
+        self.tenancies[pool].active += 1;
+        self.memory.active[at] = self.awaiting(seat);
         self.memory.conns[seat as usize].state = ConnState::Active;
     }
 
@@ -235,7 +235,7 @@ impl<S: Store> ServerEngine<S> {
     /// to fetch once more could take as long again, and so for ever. The client was not told of the
     /// zone yet, so it may have a new epoch.
     fn admit_late(&mut self, seat: u32, zone: u32) {
-        let pool = (zone / self.geometry.zones()) as usize;
+        let pool = self.place(zone).0 as usize;
         if self.tenancies[pool].group == NONE {
             let group = self.memory.conns[seat as usize].group;
             self.begin_tenancy(pool, group);
@@ -257,7 +257,7 @@ impl<S: Store> ServerEngine<S> {
 
     /// True if the zone was given out in its pool's present tenancy.
     pub(super) fn in_tenancy(&self, zone: u32) -> bool {
-        let tenancy = &self.tenancies[(zone / self.geometry.zones()) as usize];
+        let tenancy = &self.tenancies[self.place(zone).0 as usize];
         tenancy.group != NONE && self.memory.zones[zone as usize].epoch == tenancy.epoch
     }
 

@@ -1,6 +1,6 @@
 //! Serving: looks for requests, hands them out, and sends the answers and the switch events.
 
-use super::records::{ConnState, NONE};
+use super::records::{Active, ConnState, NONE};
 use super::{Action, Call, ServerEngine};
 use crate::memory::Memory;
 use crate::post::{WrId, WrKind, WriteWr};
@@ -35,13 +35,17 @@ impl<S: Store> ServerEngine<S> {
             if active == 0 {
                 break;
             }
-            let seat = self.memory.active[first + self.cursor];
-            let call = if self.burst_left > 0 {
-                self.take(seat, exposed)
-            } else {
-                None
-            };
+            let at = first + self.cursor;
+            let Active {
+                seat,
+                awaited_at,
+                awaited,
+            } = self.memory.active[at];
+            // Ordering: none; `look` acquires it.
+            let news = exposed.load(awaited_at) == awaited && self.burst_left > 0;
+            let call = if news { self.take(seat, exposed) } else { None };
             if let Some(call) = call {
+                self.memory.active[at] = self.awaiting(seat);
                 self.burst_left -= 1;
                 return Some(Action::Call(call));
             }
@@ -61,7 +65,7 @@ impl<S: Store> ServerEngine<S> {
             if active == 0 {
                 break;
             }
-            let seat = self.memory.active[first + active - 1];
+            let seat = self.memory.active[first + active - 1].seat;
             let call = if self.drain_budget > 0 {
                 self.take(seat, exposed)
             } else {
@@ -87,11 +91,9 @@ impl<S: Store> ServerEngine<S> {
     /// The message with the connection's next call, if it has come.
     #[inline]
     fn look<M: Memory>(&self, seat: u32, exposed: &M) -> Result<Option<Message>, Violation> {
-        let zones = self.geometry.zones();
         let conn = &self.memory.conns[seat as usize];
-        let end = self
-            .geometry
-            .block_end(conn.zone / zones, conn.zone % zones, conn.next_call);
+        let (pool, zone) = self.place(conn.zone);
+        let end = self.geometry.block_end(pool, zone, conn.next_call);
         let size = self.geometry.request_block_bytes();
         let placement = self.limits.placement;
         match wire::observe(exposed, end, size, conn.owner, conn.next_call, placement) {
@@ -243,13 +245,14 @@ impl<S: Store> ServerEngine<S> {
     /// Completes the message in a send slot, and says where it goes.
     #[inline]
     fn respond<M: Memory>(&mut self, seat: u32, slot: u32, head: Head, private: &M) -> WriteWr {
-        let (zones, scarce) = (self.geometry.zones(), self.slots_scarce());
+        let scarce = self.slots_scarce();
+        let (pool, zone) = self.place(self.memory.conns[seat as usize].zone);
         let conn = &mut self.memory.conns[seat as usize];
         let ext = (head.flags & FLAG_EXT != 0).then(|| Ext {
             epoch: self.memory.zones[conn.zone as usize].epoch,
             consumed: conn.next_call - 1,
-            zone: conn.zone % zones,
-            pool: conn.zone / zones,
+            zone,
+            pool,
         });
         if head.flags & FLAG_ACTIVATE != 0 {
             conn.told_zone = true;
