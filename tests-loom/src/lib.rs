@@ -9,6 +9,7 @@ pub mod membarrier;
 pub mod memory;
 pub mod message;
 pub mod mutant;
+pub mod rig;
 pub mod shm;
 pub mod world;
 

@@ -1,4 +1,4 @@
-//! The memories of a server and two clients, as each party sees them.
+//! The memories of a server and some clients, as each party sees them.
 
 use scalerpc_core::wire::{ENTRY_QUIET_AT, Entry, Ext, LINE, Message, Placement};
 use scalerpc_core::{Geometry, Memory};
@@ -12,7 +12,7 @@ use crate::shm;
 /// Bytes of a party's own send buffer.
 const OWN_BYTES: usize = 256;
 
-/// A server, and two clients with a connection each.
+/// A server, and clients with a connection each.
 #[derive(Clone, Debug)]
 pub struct World {
     /// Small: see [`geometry`].
@@ -20,26 +20,35 @@ pub struct World {
     /// The server's exposed memory.
     pub server: LoomMemory,
     /// The clients' exposed memory; behind it the guard.
-    pub clients: [LoomMemory; 2],
+    pub clients: Vec<LoomMemory>,
     /// What the party that has this view leaves out.
     pub mutation: Mutation,
 }
 
 /// The nonce of a client's connection: far from any other's, as random ones are.
 pub const fn owner(client: usize) -> u64 {
-    [0x9e37_79b9_7f4a_7c15, 0xc2b2_ae3d_27d4_eb4f][client]
+    [
+        0x9e37_79b9_7f4a_7c15,
+        0xc2b2_ae3d_27d4_eb4f,
+        0x27d4_eb2f_1656_67c5,
+    ][client]
 }
 
 impl World {
-    /// Zeroed memory.
+    /// Zeroed memory of a server and two clients.
     pub fn new(window: u32, mutation: Mutation) -> Self {
+        Self::with_clients(2, window, mutation)
+    }
+
+    /// Zeroed memory of a server and up to three clients.
+    pub fn with_clients(clients: usize, window: u32, mutation: Mutation) -> Self {
         let geometry = geometry(window);
         let demand = (geometry.clients_max() as usize).next_multiple_of(LINE);
         let client = || LoomMemory::shared(geometry.client_exposed_bytes() + GUARD_BYTES, 0);
         Self {
             geometry,
             server: LoomMemory::shared(geometry.server_exposed_bytes(), demand),
-            clients: [client(), client()],
+            clients: (0..clients).map(|_| client()).collect(),
             mutation,
         }
     }
@@ -67,7 +76,7 @@ impl World {
         };
         Self {
             server,
-            clients: [client(&self.clients[0]), client(&self.clients[1])],
+            clients: self.clients.iter().map(client).collect(),
             ..self.clone()
         }
     }

@@ -1,6 +1,7 @@
 //! The models; each module says what it is about, and `README.md` what they cost.
 
 mod block;
+mod engines;
 mod entry;
 mod evict;
 mod guard;
