@@ -181,6 +181,7 @@ impl ServerBuilder {
             fabric,
             scratch: self.copy_requests.then(|| vec![0; scratch].into()),
             last_eviction: None,
+            revocations: [Revocation::default(); REVOCATIONS],
         })
     }
 }
@@ -216,6 +217,8 @@ pub struct Server<F: Fabric = ShmServer> {
     fabric: F,
     scratch: Option<Box<[u8]>>,
     last_eviction: Option<Eviction>,
+    /// Scratch for `poll`.
+    revocations: [Revocation; REVOCATIONS],
 }
 
 impl Server {
@@ -239,7 +242,7 @@ impl<F: Fabric> Server<F> {
     pub fn poll(&mut self, now_ns: u64, handler: &mut impl Handler) -> usize {
         let mut done = self.take_events() + self.take_completions();
         let (exposed, private) = (*self.fabric.exposed(), *self.fabric.private());
-        let (mut revocations, mut revoking) = ([Revocation::default(); REVOCATIONS], 0);
+        let mut revoking = 0;
         loop {
             match self.engine.next_action(now_ns, &exposed, &private) {
                 Action::Idle => break,
@@ -255,11 +258,11 @@ impl<F: Fabric> Server<F> {
                     }
                 }
                 Action::Revoke { seat, epoch } => {
-                    if revoking == revocations.len() {
-                        self.revoke_all(&mut revocations);
+                    if revoking == REVOCATIONS {
+                        self.revoke_all(revoking);
                         revoking = 0;
                     }
-                    revocations[revoking] = Revocation {
+                    self.revocations[revoking] = Revocation {
                         seat,
                         epoch,
                         done: false,
@@ -274,13 +277,14 @@ impl<F: Fabric> Server<F> {
             done += 1;
         }
         if revoking > 0 {
-            self.revoke_all(&mut revocations[..revoking]);
+            self.revoke_all(revoking);
         }
         done
     }
 
     /// Together: a back end may pay for a request, however many tenancies it names.
-    fn revoke_all(&mut self, revocations: &mut [Revocation]) {
+    fn revoke_all(&mut self, count: usize) {
+        let revocations = &mut self.revocations[..count];
         self.fabric.revoke_all(revocations);
         for it in revocations.iter().filter(|it| it.done) {
             self.engine.revoked(it.seat, it.epoch);
