@@ -20,3 +20,8 @@ pub use scalerpc_driver::shm::{ClientOptions, MemoryReport};
 pub use scalerpc_hugepage::{Backing, PagePolicy};
 pub use server::{Eviction, Handler, Reply, Request, Server, ServerBuilder, ServerBytes};
 pub use wait::{Backoff, Clock};
+
+/// The example of the README, compiled and run as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct ReadmeDoctests;
