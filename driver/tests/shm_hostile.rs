@@ -606,6 +606,50 @@ fn clients_check_what_a_server_says() {
     );
 }
 
+#[test]
+fn clients_check_their_seats() {
+    let (_dir, path) = place();
+    let geometry = geometry(4);
+    let bytes = geometry.server_exposed_bytes();
+    let sealed = SealFlags::SHRINK | SealFlags::GROW;
+    let memory = memfd(bytes.next_multiple_of(4096), sealed);
+    let listener = fake_server(&path);
+    let welcome = |first: u32, seats: &[(u32, u64)]| {
+        let mut body = [first, seats.len() as u32].map(u32::to_le_bytes).concat();
+        for (seat, owner) in seats {
+            body.extend([seat.to_le_bytes(), [0; 4]].concat());
+            body.extend(owner.to_le_bytes());
+        }
+        raw::packet(VERSION, raw::WELCOME, &body)
+    };
+    for (what, packet) in [
+        ("no seats", welcome(0, &[])),
+        ("a seat that does not exist", welcome(0, &[(4, 1), (0, 1)])),
+        ("no owner", welcome(0, &[(0, 1), (1, 0)])),
+        ("too many", welcome(0, &[(0, 1), (1, 1), (2, 1)])),
+        ("not from the first", welcome(1, &[(0, 1), (1, 1)])),
+        (
+            "a count that lies",
+            welcome(0, &[(0, 1), (1, 1)])[..40].to_vec(),
+        ),
+    ] {
+        let error = std::thread::scope(|scope| {
+            let client = scope.spawn(|| ShmClient::connect(&path, 2, client_options()));
+            let socket = rustix::net::accept(&listener).unwrap();
+            raw::receive(&socket);
+            let offer = raw::offer(&geometry, 2, bytes as u64);
+            assert!(raw::send(&socket, &offer, &[memory.as_fd()]));
+            raw::receive(&socket);
+            assert!(raw::send(&socket, &packet, &[]));
+            // The socket stays open: the packet alone is enough.
+            client.join().unwrap().unwrap_err()
+        });
+        let told = matches!(&error, SetupError::Protocol { step: Step::Welcome, what, .. }
+            if what.contains("seats"));
+        assert!(told, "{what}: {error}");
+    }
+}
+
 /// A packet that may be nearly right.
 fn any_packet() -> impl Strategy<Value = Vec<u8>> {
     let kinds = prop_oneof![0u32..8, any::<u32>()];

@@ -147,7 +147,10 @@ fn a_read_of_what_the_client_did_not_give_ends_its_link_alone() {
     let _bystander = connect(&path, 1);
     let bystander = opened(&mut server, 1)[0];
     let end = geometry.client_exposed_bytes();
-    let bad: [fn(&mut ReadWr, usize); 8] = [
+    assert_eq!(geometry.request_block_bytes(), 4 * LINE);
+    let bad: [fn(&mut ReadWr, usize); 10] = [
+        |wr, _| (wr.stride, wr.count) = (5 * LINE, 1),
+        |wr, _| wr.count += 1,
         |wr, end| wr.remote = end - LINE,
         |wr, end| wr.remote = end,
         |wr, _| wr.remote = usize::MAX - 7,
