@@ -111,6 +111,7 @@ impl LoomMemory {
 
     /// The bytes of a message that this party owns now, as [`scalerpc_core::Region::bytes`] gives them
     /// out: a plain reference, so any store that is not ordered against it is a failure.
+    #[track_caller]
     pub fn owned_bytes(&self, at: usize, len: usize) -> Vec<u8> {
         if let Backing::Shared(words) = &self.backing {
             for line in at / LINE..(at + len).div_ceil(LINE) {
@@ -122,6 +123,7 @@ impl LoomMemory {
         bytes
     }
 
+    #[track_caller]
     fn load_as(&self, at: usize, ordering: Ordering) -> u64 {
         assert!(at % 8 == 0, "words are aligned");
         match &self.backing {
@@ -137,6 +139,7 @@ impl LoomMemory {
         }
     }
 
+    #[track_caller]
     fn store_as(&self, at: usize, word: u64, ordering: Ordering) {
         assert!(at % 8 == 0, "words are aligned");
         match &self.backing {
@@ -161,10 +164,12 @@ impl Memory for LoomMemory {
         }
     }
 
+    #[track_caller]
     fn load(&self, at: usize) -> u64 {
         self.load_as(at, Ordering::Relaxed)
     }
 
+    #[track_caller]
     fn load_acquire(&self, at: usize) -> u64 {
         let ordering = match self.is_weak(Op::LoadAcquire, at) {
             true => Ordering::Relaxed,
@@ -173,10 +178,12 @@ impl Memory for LoomMemory {
         self.load_as(at, ordering)
     }
 
+    #[track_caller]
     fn store(&self, at: usize, word: u64) {
         self.store_as(at, word, Ordering::Relaxed);
     }
 
+    #[track_caller]
     fn store_release(&self, at: usize, word: u64) {
         let ordering = match self.is_weak(Op::StoreRelease, at) {
             true => Ordering::Relaxed,
@@ -185,6 +192,7 @@ impl Memory for LoomMemory {
         self.store_as(at, word, ordering);
     }
 
+    #[track_caller]
     fn load_byte_acquire(&self, at: usize) -> u8 {
         match &self.backing {
             Backing::Shared(words) => {
@@ -197,6 +205,7 @@ impl Memory for LoomMemory {
         }
     }
 
+    #[track_caller]
     fn store_byte_release(&self, at: usize, byte: u8) {
         match &self.backing {
             Backing::Shared(words) => {
