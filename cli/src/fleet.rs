@@ -53,6 +53,8 @@ struct Member {
     /// It has an order that it has not carried out.
     is_busy: bool,
     connections: u32,
+    /// Its connections that are up, on the server of which it reported last.
+    up: u32,
 }
 
 /// A client process, for a report.
@@ -157,6 +159,7 @@ impl Fleet {
             fate: Fate::Alive,
             is_busy: false,
             connections: share.connections,
+            up: share.connections,
         })
     }
 
@@ -209,14 +212,18 @@ impl Fleet {
         on_report: &mut dyn FnMut(&Report),
         on_tick: &mut dyn FnMut(),
     ) {
+        let mut late = Vec::new();
         for index in 0..self.members.len() {
+            if self.members[index].is_busy {
+                late.push(index);
+            }
             self.order(index, order);
         }
         loop {
             let late_ns = self.clock.now_ns().saturating_sub(until_ns);
             let waits = |member: &Member| {
-                let late = late_ns > LATE_NS && sys::is_stopped(member.pid);
-                member.is_busy && member.fate == Fate::Alive && !late
+                let is_stopped = late_ns > LATE_NS && sys::is_stopped(member.pid);
+                member.is_busy && member.fate == Fate::Alive && !is_stopped
             };
             if !self.members.iter().any(waits) {
                 return;
@@ -228,7 +235,8 @@ impl Fleet {
             }
             // A process that was late for the last round joins what is left of this one.
             for index in self.take(on_report) {
-                if self.clock.now_ns() < until_ns {
+                if self.clock.now_ns() < until_ns && late.contains(&index) {
+                    late.retain(|other| *other != index);
                     self.order(index, order);
                 }
             }
@@ -236,13 +244,17 @@ impl Fleet {
         }
     }
 
-    /// Ends all processes, and takes their last reports. A stopped one gets `patience_ns` to go on.
-    pub(crate) fn finish(&mut self, patience_ns: u64, on_report: &mut dyn FnMut(&Report)) {
-        let until_ns = self.clock.now_ns() + patience_ns;
+    /// Gives processes that are late so long to finish.
+    pub(crate) fn wait_for_late(&mut self, ns: u64, on_report: &mut dyn FnMut(&Report)) {
+        let until_ns = self.clock.now_ns() + ns;
         let is_late = |member: &Member| member.is_busy && member.fate == Fate::Alive;
         while self.clock.now_ns() < until_ns && self.members.iter().any(is_late) {
             self.take(on_report);
         }
+    }
+
+    /// Ends all processes.
+    pub(crate) fn finish(&mut self) {
         self.end_members(Fate::Stopped, |member| sys::is_stopped(member.pid));
         self.end_members(Fate::Hung, |member| member.is_busy);
         for member in &mut self.members {
@@ -258,9 +270,10 @@ impl Fleet {
         self.end_members(Fate::Hung, |_| true);
     }
 
-    /// True if no process is left.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.members.iter().all(|member| member.fate != Fate::Alive)
+    /// True if no process is left, or all connections are down.
+    pub(crate) fn is_done_for(&self) -> bool {
+        let mut members = self.members.iter();
+        members.all(|member| member.fate != Fate::Alive || member.up == 0)
     }
 
     /// What processes have reported as reasons why they cannot go on.
@@ -306,6 +319,7 @@ impl Fleet {
             match arrived {
                 Arrived::News(News::Report(report)) => {
                     on_report(&report);
+                    member.up = report.connections;
                     if report.done {
                         member.is_busy = false;
                         finished.push(index);

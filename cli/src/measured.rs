@@ -78,11 +78,6 @@ impl Load {
         self.ns as f64 / 1e9
     }
 
-    /// Calls in the present round, and in those before.
-    pub(crate) fn so_far(&self) -> u64 {
-        self.in_time + self.round_in_time
-    }
-
     /// Latencies of all methods together.
     pub(crate) fn all(&self) -> Latencies {
         let mut methods = self.methods.iter();
@@ -105,7 +100,7 @@ pub(crate) fn per_second(calls: u64, ns: u64) -> u64 {
 /// What happened at a server.
 #[derive(Clone, Debug)]
 pub(crate) struct Served {
-    /// Counters, of the rounds only; gauges as at the end.
+    /// Counters since all clients were there; slices of the rounds only.
     pub(crate) counters: Counters,
     /// Groups at the start.
     pub(crate) groups: u64,
@@ -121,48 +116,28 @@ pub(crate) struct Served {
 
 /// What was counted between two readings; gauges are those of the later one.
 pub(crate) fn since(earlier: &Counters, later: &Counters) -> Counters {
-    let Counters {
-        connections,
-        groups,
-        quarantined_now,
-        ..
-    } = *later;
-    let mut grown = zip(later, earlier, u64::saturating_sub);
-    (grown.connections, grown.groups) = (connections, groups);
-    grown.quarantined_now = quarantined_now;
-    grown
-}
-
-/// The sum of what was counted; gauges are those of the later part.
-pub(crate) fn sum(earlier: &Counters, later: &Counters) -> Counters {
-    let mut all = zip(earlier, later, u64::saturating_add);
-    (all.connections, all.groups) = (later.connections, later.groups);
-    all.quarantined_now = later.quarantined_now;
-    all
-}
-
-fn zip(a: &Counters, b: &Counters, f: fn(u64, u64) -> u64) -> Counters {
+    let grown = |of: fn(&Counters) -> u64| of(later).saturating_sub(of(earlier));
     Counters {
-        calls: f(a.calls, b.calls),
-        direct_writes: f(a.direct_writes, b.direct_writes),
-        staged_calls: f(a.staged_calls, b.staged_calls),
-        warmup_reads: f(a.warmup_reads, b.warmup_reads),
-        slices: f(a.slices, b.slices),
-        switches: f(a.switches, b.switches),
-        switch_events_ridden: f(a.switch_events_ridden, b.switch_events_ridden),
-        switch_events_extra: f(a.switch_events_extra, b.switch_events_extra),
-        quarantined_zones: f(a.quarantined_zones, b.quarantined_zones),
-        zones_quiet: f(a.zones_quiet, b.zones_quiet),
-        zones_revoked: f(a.zones_revoked, b.zones_revoked),
-        zones_fenced: f(a.zones_fenced, b.zones_fenced),
-        opened: f(a.opened, b.opened),
-        gone: f(a.gone, b.gone),
-        violations: f(a.violations, b.violations),
-        failures: f(a.failures, b.failures),
-        guests: f(a.guests, b.guests),
-        merges: f(a.merges, b.merges),
-        stalls: f(a.stalls, b.stalls),
-        ..Counters::default()
+        calls: grown(|c| c.calls),
+        direct_writes: grown(|c| c.direct_writes),
+        staged_calls: grown(|c| c.staged_calls),
+        warmup_reads: grown(|c| c.warmup_reads),
+        slices: grown(|c| c.slices),
+        switches: grown(|c| c.switches),
+        switch_events_ridden: grown(|c| c.switch_events_ridden),
+        switch_events_extra: grown(|c| c.switch_events_extra),
+        quarantined_zones: grown(|c| c.quarantined_zones),
+        zones_quiet: grown(|c| c.zones_quiet),
+        zones_revoked: grown(|c| c.zones_revoked),
+        zones_fenced: grown(|c| c.zones_fenced),
+        opened: grown(|c| c.opened),
+        gone: grown(|c| c.gone),
+        violations: grown(|c| c.violations),
+        failures: grown(|c| c.failures),
+        guests: grown(|c| c.guests),
+        merges: grown(|c| c.merges),
+        stalls: grown(|c| c.stalls),
+        ..*later
     }
 }
 
@@ -187,8 +162,6 @@ mod tests {
         let grown = since(&earlier, &later);
         assert_eq!((grown.calls, grown.gone), (7, 2));
         assert_eq!((grown.groups, grown.quarantined_now), (2, 1));
-        let all = sum(&grown, &grown);
-        assert_eq!((all.calls, all.gone, all.groups), (14, 4, 2));
     }
 
     #[test]
@@ -198,7 +171,7 @@ mod tests {
         load.end_round(250_000_000);
         load.round_in_time = 100;
         load.end_round(250_000_000);
-        assert_eq!((load.throughput(), load.so_far()), (1200, 600));
+        assert_eq!(load.throughput(), 1200);
         assert_eq!(load.rounds, [2000, 400]);
         assert_eq!(per_second(1, 0), 1_000_000_000);
     }

@@ -43,7 +43,7 @@ pub(crate) enum News {
     /// It cannot go on.
     Failed(String),
     /// What happened since the last report.
-    Report(Report),
+    Report(Box<Report>),
 }
 
 /// What happened on a target since the last report.
@@ -61,6 +61,8 @@ pub(crate) struct Report {
     pub(crate) errors: u64,
     /// The first of both, in words.
     pub(crate) examples: Vec<String>,
+    /// Connections that are still up.
+    pub(crate) connections: u32,
     /// The order has been carried out.
     pub(crate) done: bool,
 }

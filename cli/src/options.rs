@@ -5,13 +5,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use scalerpc::{Mapping, PagePolicy, Server, ServerBuilder, SetupError};
+use scalerpc::{
+    Geometry, GeometryConfig, GeometryError, Mapping, PagePolicy, Server, ServerBuilder,
+};
 use scalerpc_cli::meta::load::{Mix, OWN_NODES};
 use scalerpc_cli::meta::service::{MetaService, NODE_LIMIT_MAX};
 use scalerpc_cli::meta::tree::{LoadReport, Tree};
 
 use crate::output::{note, readable};
-use crate::report::grouped;
+use crate::report::{self, grouped};
+use crate::sys;
 
 /// The tree that is served unless another is named.
 pub(crate) const TREE: &str = "/usr";
@@ -67,7 +70,30 @@ pub(crate) struct ServerArgs {
 }
 
 impl ServerArgs {
-    /// A builder with these options; the words are those of the command line.
+    /// What the sizes come to; `clients_option` is where the number of clients was given.
+    ///
+    /// # Errors
+    ///
+    /// Where they are not possible; the text names the option.
+    pub(crate) fn geometry(
+        &self,
+        mapping: MappingChoice,
+        clients: u32,
+        window: u32,
+        clients_option: &str,
+    ) -> Result<Geometry, String> {
+        Geometry::new(GeometryConfig {
+            clients_max: clients,
+            group_size: self.group,
+            window,
+            request_max_bytes: REQUEST_MAX_BYTES,
+            response_max_bytes: RESPONSE_MAX_BYTES,
+            mapping: mapping.mapping(),
+        })
+        .map_err(|error| geometry_error(&error, clients_option))
+    }
+
+    /// A builder with these options.
     pub(crate) fn builder(
         &self,
         mapping: MappingChoice,
@@ -114,41 +140,56 @@ fn seconds(text: &str) -> Result<Duration, String> {
         .parse()
         .map_err(|_| "not a number of seconds".to_owned())?;
     // Written so that what is no number fails as well.
-    if !(seconds >= 0.01 && seconds <= SECONDS_MAX) {
+    if !(0.01..=SECONDS_MAX).contains(&seconds) {
         return Err(format!("must be from 0.01 to {SECONDS_MAX}"));
     }
     Ok(Duration::from_secs_f64(seconds))
 }
 
-/// Says which option is wrong where the library names the number it was given.
-pub(crate) fn setup_error(error: &SetupError, clients: &str) -> String {
-    use scalerpc::GeometryError::{OutOfRange, TooLarge, WindowNotPowerOfTwo};
-    match error {
-        SetupError::Geometry(OutOfRange {
+/// Says which option is wrong where the library names a number.
+fn geometry_error(error: &GeometryError, clients_option: &str) -> String {
+    match *error {
+        GeometryError::OutOfRange {
             field,
             value,
             min,
             max,
-        }) => {
-            let option = match *field {
-                "clients_max" => clients,
+        } => {
+            let option = match field {
+                "clients_max" => clients_option,
                 "group_size" => "--group",
                 "window" => "--window",
                 field => field,
             };
             format!("{option} {value}: must be from {min} to {max}")
         }
-        SetupError::Geometry(WindowNotPowerOfTwo { value }) => {
-            let below = (value / 2 + 1).next_power_of_two();
+        GeometryError::WindowNotPowerOfTwo { value } => {
+            let above = value.next_power_of_two();
             format!(
-                "--window {value}: must be a power of two, such as {below} or {}",
-                below * 2
+                "--window {value}: must be a power of two, such as {} or {above}",
+                above / 2
             )
         }
-        SetupError::Geometry(TooLarge) => {
-            format!("{error}: choose a smaller {clients}, --group or --window")
+        GeometryError::TooLarge => {
+            format!("{error}: choose a smaller {clients_option}, --group or --window")
         }
-        error => error.to_string(),
+    }
+}
+
+/// Bytes that a server of this geometry takes at once.
+pub(crate) fn server_memory(geometry: &Geometry) -> u64 {
+    (geometry.server_exposed_bytes() as u64).saturating_add(geometry.server_private_bytes() as u64)
+}
+
+/// Says no before the machine runs out of memory; `smaller` names what could be less.
+pub(crate) fn check_memory(needed: u64, smaller: &str) -> Result<(), String> {
+    match sys::available_memory() {
+        Some(available) if needed > available => Err(format!(
+            "{} of memory would be needed, and {} are available: choose a smaller {smaller}",
+            report::bytes(needed as usize),
+            report::bytes(available as usize),
+        )),
+        _ => Ok(()),
     }
 }
 

@@ -5,18 +5,18 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use crate::measured::Load;
 use crate::output::note;
 use crate::report::grouped;
 
-/// Time between two lines where there is no terminal, and over which a rate is taken.
+/// Time between two lines where there is no terminal.
 const PERIOD: Duration = Duration::from_secs(1);
 
 /// See the [module](self).
 pub(crate) struct Progress {
     bar: Option<ProgressBar>,
     all: Duration,
-    since: Instant,
-    calls: u64,
+    last_line: Instant,
 }
 
 impl Progress {
@@ -25,7 +25,7 @@ impl Progress {
         let bar = std::io::stderr().is_terminal().then(|| {
             let bar = ProgressBar::new(all.as_millis() as u64);
             bar.set_draw_target(ProgressDrawTarget::stderr_with_hz(10));
-            if let Ok(style) = ProgressStyle::with_template("{bar:24} {msg}") {
+            if let Ok(style) = ProgressStyle::with_template("{bar:16} {wide_msg}") {
                 bar.set_style(style);
             }
             bar
@@ -33,32 +33,38 @@ impl Progress {
         Self {
             bar,
             all,
-            since: Instant::now(),
-            calls: 0,
+            last_line: Instant::now(),
         }
     }
 
-    /// `done` of the time is over. `calls` is a number that grows, of calls that were answered.
-    pub(crate) fn tick(&mut self, name: &str, done: Duration, calls: u64, wrong_answers: u64) {
-        if let Some(bar) = &self.bar {
-            bar.set_position(done.as_millis() as u64);
+    /// `done` of the time is over.
+    pub(crate) fn tick(&mut self, done: Duration, names: &[&str], loads: &[Load]) {
+        let is_due = self.last_line.elapsed() >= PERIOD;
+        let line = match &self.bar {
+            Some(bar) => {
+                bar.set_position(done.as_millis() as u64);
+                bar
+            }
+            None if is_due => {
+                self.last_line = Instant::now();
+                return note(self.line(done, names, loads));
+            }
+            None => return,
+        };
+        line.set_message(self.line(done, names, loads));
+    }
+
+    fn line(&self, done: Duration, names: &[&str], loads: &[Load]) -> String {
+        let mut line = format!("{:.0}/{:.0} s", done.as_secs_f64(), self.all.as_secs_f64());
+        let mut wrong = 0;
+        for (name, load) in names.iter().zip(loads) {
+            wrong += load.wrong_answers;
+            if let Some(rate) = load.rounds.last() {
+                line.push_str(&format!("  {name} {}/s", grouped(*rate)));
+            }
         }
-        let elapsed = self.since.elapsed();
-        if elapsed < PERIOD {
-            return;
-        }
-        let rate = (calls.saturating_sub(self.calls)) as f64 / elapsed.as_secs_f64();
-        (self.since, self.calls) = (Instant::now(), calls);
-        let line = format!(
-            "{:.0}/{:.0} s  {name:<8}{:>10} calls/s  {wrong_answers} wrong answers",
-            done.as_secs_f64(),
-            self.all.as_secs_f64(),
-            grouped(rate as u64),
-        );
-        match &self.bar {
-            Some(bar) => bar.set_message(line),
-            None => note(line),
-        }
+        line.push_str(&format!("  {} wrong", grouped(wrong)));
+        line
     }
 
     /// Takes the line away.

@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use scalerpc::Client;
+use scalerpc::{CallError, Client};
 use scalerpc_cli::meta::tree::{Source, Tree};
 use scalerpc_cli::meta::wire::{self, Attr, Malformed, Request, Status};
 
@@ -34,22 +34,19 @@ impl Remote {
     /// # Errors
     ///
     /// Where the path does not fit a request, or no answer comes.
-    pub(crate) fn call(&mut self, request: Request<'_>) -> io::Result<&[u8]> {
+    pub(crate) fn call(&mut self, request: Request<'_>) -> Result<&[u8], Refused> {
         let method = request.method() as u16;
         let max = self.request.len();
-        let len = request.encode(&mut self.request).ok_or_else(|| {
-            io::Error::other(format!("the path is too long for a request of {max} bytes"))
-        })?;
-        self.client
-            .call(method, &self.request[..len])
-            .map_err(io::Error::other)
+        let len = request.encode(&mut self.request);
+        let len = len.ok_or(Refused::TooLong { max })?;
+        Ok(self.client.call(method, &self.request[..len])?)
     }
 
     /// All pages of a directory: kind and name of each entry.
     ///
     /// # Errors
     ///
-    /// Where there is no answer or no directory; which of them is in the error's inner type.
+    /// Where there is no answer, or no directory.
     pub(crate) fn read_dir(
         &mut self,
         path: &[u8],
@@ -116,7 +113,13 @@ impl Remote {
 pub(crate) enum Refused {
     /// The call came to no answer.
     #[error("{0}")]
-    NoAnswer(#[from] io::Error),
+    NoAnswer(#[from] CallError),
+    /// The call cannot be made.
+    #[error("the path is too long: the server takes requests of at most {max} bytes")]
+    TooLong {
+        /// Longest request.
+        max: usize,
+    },
     /// The answer cannot be understood.
     #[error("the answer is malformed: {0}")]
     Malformed(#[from] Malformed),
@@ -134,7 +137,6 @@ impl From<Status> for Refused {
 impl From<Refused> for io::Error {
     fn from(refused: Refused) -> Self {
         match refused {
-            Refused::NoAnswer(error) => error,
             Refused::Status(Status::NotFound) => io::ErrorKind::NotFound.into(),
             Refused::Status(Status::NotADirectory) => io::ErrorKind::NotADirectory.into(),
             other => Self::other(other.to_string()),

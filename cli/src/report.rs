@@ -263,7 +263,7 @@ pub(crate) fn server_table(parts: &[&Served]) -> Vec<String> {
         ("  freed by revocation", |s| {
             grouped(s.counters.zones_revoked)
         }),
-        ("zones of clients that were lost", |s| {
+        ("zones of clients that are gone", |s| {
             grouped(s.counters.zones_fenced)
         }),
         ("connections fenced", |s| grouped(s.counters.gone)),
@@ -273,7 +273,7 @@ pub(crate) fn server_table(parts: &[&Served]) -> Vec<String> {
         ("memory, for each client", |s| {
             format!("{} B", s.bytes.per_client)
         }),
-        ("memory in all, whole pages", |s| bytes(s.all_bytes)),
+        ("  of that in shared pages", |s| bytes(s.all_bytes)),
     ];
     rows.iter()
         .map(|(name, value)| {
@@ -284,6 +284,27 @@ pub(crate) fn server_table(parts: &[&Served]) -> Vec<String> {
             line
         })
         .collect()
+}
+
+/// The pages of the server's memory, in lines that fit a terminal.
+pub(crate) fn pages(served: &Served) -> Vec<String> {
+    let lines = wrapped(&format!("pages: {}", served.backing), 78);
+    lines.iter().map(|line| format!("  {line}")).collect()
+}
+
+/// Breaks a text at spaces; a word that is longer than `width` stays whole.
+pub(crate) fn wrapped(text: &str, width: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split(' ') {
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= width => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines
 }
 
 /// A number with its digits in groups of three.
@@ -313,6 +334,31 @@ pub(crate) fn duration(ns: u64) -> String {
         _ => 0,
     };
     format!("{value:.decimals$} {unit}")
+}
+
+/// A time since 1970 as a date, in UTC.
+pub(crate) fn date(ns: i64) -> String {
+    let seconds = ns.div_euclid(1_000_000_000);
+    let (days, second) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
+    // Years begin in March here, so that the leap day is the last one; 400 of them are an era.
+    let days = days + 719_468;
+    let (era, day) = (days.div_euclid(146_097), days.rem_euclid(146_097));
+    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let day = day - (153 * month + 2) / 5 + 1;
+    let (month, next) = if month < 10 {
+        (month + 3, 0)
+    } else {
+        (month - 9, 1)
+    };
+    format!(
+        "{:04}-{month:02}-{day:02} {:02}:{:02}:{:02} UTC",
+        era * 400 + year + next,
+        second / 3_600,
+        second / 60 % 60,
+        second % 60,
+    )
 }
 
 /// Bytes in a unit that suits them.
@@ -358,6 +404,14 @@ mod tests {
                 "999 ns", "1.00 us", "12.3 us", "999 us", "1.00 ms", "123 ms", "2.50 s"
             ]
         );
+        assert_eq!(
+            wrapped("a bc def ghijklm n", 6),
+            ["a bc", "def", "ghijklm", "n"]
+        );
+        assert_eq!(date(0), "1970-01-01 00:00:00 UTC");
+        assert_eq!(date(951_782_400 * 1_000_000_000), "2000-02-29 00:00:00 UTC");
+        assert_eq!(date(1_779_294_449_999_999_999), "2026-05-20 16:27:29 UTC");
+        assert_eq!(date(-1), "1969-12-31 23:59:59 UTC");
         assert_eq!(bytes(900), "900 B");
         assert_eq!(bytes(1536), "1.5 KiB");
         assert_eq!(bytes(3 << 30), "3.0 GiB");

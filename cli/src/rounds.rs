@@ -66,7 +66,7 @@ impl Rounds<'_> {
         let mut before_ns = 0;
         for _ in 0..turns {
             for target in 0..loads.len() {
-                if self.stop.load(Ordering::Relaxed) || fleet.is_empty() {
+                if self.stop.load(Ordering::Relaxed) || fleet.is_done_for() {
                     progress.finish();
                     return Ok(());
                 }
@@ -91,7 +91,6 @@ impl Rounds<'_> {
     ) {
         let start_ns = self.clock.now_ns();
         let until_ns = start_ns + round_ns;
-        let name = self.names.get(target).copied().unwrap_or_default();
         // Shared by the two callbacks, which are never called at once.
         let loads = std::cell::RefCell::new(loads);
         let on_report = &mut |report: &Report| {
@@ -100,14 +99,8 @@ impl Rounds<'_> {
             }
         };
         let on_tick = &mut || {
-            let loads = loads.borrow();
-            let (mut calls, mut wrong) = (0, 0);
-            for load in loads.iter() {
-                calls += load.so_far();
-                wrong += load.wrong_answers;
-            }
             let done_ns = before_ns + self.clock.now_ns().saturating_sub(start_ns).min(round_ns);
-            progress.tick(name, Duration::from_nanos(done_ns), calls, wrong);
+            progress.tick(Duration::from_nanos(done_ns), self.names, &loads.borrow());
         };
         fleet.carry_out(
             Order::Load { target, until_ns },

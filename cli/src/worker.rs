@@ -415,8 +415,9 @@ impl Worker {
             wrong_answers: std::mem::take(&mut since.wrong_answers),
             errors: std::mem::take(&mut since.errors),
             examples: std::mem::take(&mut since.examples),
+            connections: self.conns.iter().filter(|conn| !conn.is_down).count() as u32,
             done,
         };
-        send(link, &News::Report(report))
+        send(link, &News::Report(Box::new(report)))
     }
 }

@@ -130,7 +130,8 @@ impl Bench {
         let until_ns = clock.now_ns() + CLEAN_UP_NS;
         let order = Order::CleanUp { target: 0 };
         fleet.carry_out(order, until_ns, &mut |report| load.add(report), &mut || {});
-        fleet.finish(PATIENCE_NS, &mut |report| load.add(report));
+        fleet.wait_for_late(PATIENCE_NS, &mut |report| load.add(report));
+        fleet.finish();
         let part = Part {
             name: "bench",
             load,
@@ -186,12 +187,14 @@ impl Bench {
         } else {
             output.line(options::tree_line(&self.socket, loaded));
             output.line(format!(
-                "load     {} clients in {processes} processes, {}, {:.1} s",
+                "load     {} clients in {processes} processes, {:.1} s",
                 grouped(self.clients.into()),
-                self.load.mix,
                 part.load.seconds(),
             ));
+            output.line(format!("         {}", self.load.mix));
+            output.line("");
             part.table().iter().for_each(|line| output.line(line));
+            output.line("");
             if interrupted {
                 output.line("interrupted: this is what was done until then");
             }

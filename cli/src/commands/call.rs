@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::{Outcome, Verdict};
 use crate::output::{Output, note, readable};
 use crate::remote::{Refused, Remote, normalised};
-use crate::report::grouped;
+use crate::report::{date, grouped};
 
 /// Make one call to a running server, and print the answer
 ///
@@ -146,7 +146,10 @@ impl Call {
             Method::Rmnod => number(&mut remote, Request::Rmnod { path })
                 .map(|number| changed(&shown, "removed", number)),
         };
-        answer.map_err(|why| Problem::No(format!("{method} {shown}: {why}")))
+        answer.map_err(|why| match why {
+            Refused::TooLong { .. } => Problem::Usage(format!("{method} {shown}: {why}")),
+            why => Problem::No(format!("{method} {shown}: {why}")),
+        })
     }
 
     fn raw(&self, number: u16, request: &[u8]) -> Result<Answer, Problem> {
@@ -163,6 +166,9 @@ impl Call {
                     .map(|method| format!("{} ({})", method as u16, method.name()))
                     .join(", "),
             ))),
+            Err(error @ CallError::TooLarge { .. }) => {
+                Err(Problem::Usage(format!("method {number}: {error}")))
+            }
             Err(error) => Err(Problem::No(format!("method {number}: {error}"))),
         }
     }
@@ -221,10 +227,7 @@ fn stat_answer(shown: &str, attr: &Attr) -> Answer {
         format!("mode      {mode:04o}"),
         format!("owner     {uid}:{gid}"),
         format!("size      {} bytes", grouped(size)),
-        format!(
-            "modified  {} s since 1970",
-            mtime_ns.div_euclid(1_000_000_000)
-        ),
+        format!("modified  {}", date(mtime_ns)),
         format!("inode     {ino}"),
     ];
     if number != 0 {

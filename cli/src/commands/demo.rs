@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use scalerpc::{ClientOptions, Clock, Counters, Geometry, GeometryConfig, SetupError};
+use scalerpc::{ClientOptions, Clock, Counters};
 use scalerpc_cli::meta::tree::{LoadReport, Tree};
 use serde::Serialize;
 
@@ -125,10 +125,9 @@ struct TreeJson {
 
 impl Demo {
     pub(crate) fn run(&self) -> Outcome {
-        let geometries = self.geometries()?;
+        self.check()?;
         let wanted = PROCESSES.min(self.clients.into());
         let processes = options::check_processes(self.processes.unwrap_or(wanted), self.clients)?;
-        self.check_memory(&geometries)?;
         let stop = sys::stop_flag().map_err(|error| format!("signal handlers: {error}"))?;
         let (tree, loaded) = options::load_tree(&self.tree)?;
         let dir = tempfile::Builder::new().prefix("scalerpc-demo-").tempdir();
@@ -166,11 +165,14 @@ impl Demo {
             clock: plan.clock,
         };
         rounds.run(&mut fleet, &mut loads, &mut shown)?;
-        fleet.finish(PATIENCE_NS, &mut |report| {
+        fleet.wait_for_late(PATIENCE_NS, &mut |report| {
             if let Some(load) = loads.get_mut(report.target) {
                 load.add(report);
             }
         });
+        // Before the client processes say goodbye, so that connections which are gone were lost.
+        shown.count()?;
+        fleet.finish();
         let parts = names.iter().zip(loads).zip(shown.served);
         let parts = parts.map(|((name, load), served)| Part {
             name,
@@ -187,43 +189,23 @@ impl Demo {
         )
     }
 
-    fn geometries(&self) -> Result<Vec<Geometry>, String> {
-        let of = |choice: &MappingChoice| {
-            Geometry::new(GeometryConfig {
-                clients_max: self.clients,
-                group_size: self.server.group(),
-                window: self.window,
-                request_max_bytes: options::REQUEST_MAX_BYTES,
-                response_max_bytes: options::RESPONSE_MAX_BYTES,
-                mapping: choice.mapping(),
-            })
-            .map_err(|error| options::setup_error(&SetupError::from(error), "--clients"))
-        };
-        self.mapping.choices().iter().map(of).collect()
-    }
-
-    /// Says no before the machine runs out of memory.
-    fn check_memory(&self, geometries: &[Geometry]) -> Result<(), String> {
-        let clients = u64::from(self.clients);
-        let mut needed = clients * CLIENT_LOAD_BYTES * geometries.len() as u64;
-        for geometry in geometries {
+    /// Says no before any process is started or memory is taken.
+    fn check(&self) -> Result<(), String> {
+        let mut needed = 0;
+        for choice in self.mapping.choices() {
+            let geometry = self
+                .server
+                .geometry(*choice, self.clients, self.window, "--clients")?;
             let each = geometry.client_exposed_bytes() + geometry.client_private_bytes();
-            needed = needed
-                .saturating_add((each as u64).saturating_mul(clients))
-                .saturating_add(geometry.server_exposed_bytes() as u64)
-                .saturating_add(geometry.server_private_bytes() as u64);
+            let all = (each as u64 + CLIENT_LOAD_BYTES).saturating_mul(self.clients.into());
+            needed = options::server_memory(&geometry)
+                .saturating_add(all)
+                .saturating_add(needed);
         }
-        match sys::available_memory() {
-            Some(available) if needed > available => Err(format!(
-                "--clients {} --window {}: some {} of memory are needed, and {} are available; use \
-                 fewer clients or a smaller window, or one mapping at a time",
-                self.clients,
-                self.window,
-                report::bytes(needed as usize),
-                report::bytes(available as usize),
-            )),
-            _ => Ok(()),
-        }
+        options::check_memory(
+            needed,
+            "--clients, --group or --window, or one mapping at a time",
+        )
     }
 
     fn plan(&self, tree: &Arc<Tree>, dir: &Path) -> Plan {
@@ -268,15 +250,15 @@ impl Demo {
         } else {
             output.line(options::tree_line(&self.tree, loaded));
             output.line(format!(
-                "load     {} clients in {processes} processes, {} calls outstanding each, {}",
+                "load     {} clients in {processes} processes, {} calls outstanding each",
                 report::grouped(self.clients.into()),
                 self.window,
-                self.load.mix,
             ));
-            let slice_us = self.server.slice_us();
+            output.line(format!("         {}", self.load.mix));
             output.line(format!(
-                "server   one thread; groups of {}, slices of {slice_us} us",
+                "server   one thread; groups of {}, slices of {} us",
                 self.server.group(),
+                self.server.slice_us(),
             ));
             tables(parts, &mut output);
             summary(parts, &lost, interrupted, &mut output);
@@ -365,7 +347,9 @@ fn tables(parts: &[Part], output: &mut Output) {
         output.line(line);
     }
     if let Some(served) = served.first() {
-        output.line(format!("  pages: {}", served.backing));
+        report::pages(served)
+            .iter()
+            .for_each(|line| output.line(line));
     }
 }
 
@@ -403,7 +387,12 @@ fn summary(parts: &[Part], lost: &[Lost], interrupted: bool, output: &mut Output
 struct Shown {
     host: Host,
     served: Vec<Served>,
-    before: Counters,
+    /// Counters when all clients were there.
+    start: Vec<Counters>,
+    /// Slices at the start of the present round, and in all rounds so far: a server that has no load
+    /// while it is the other's turn goes on counting them.
+    slices_before: u64,
+    slices: Vec<u64>,
 }
 
 impl Shown {
@@ -412,9 +401,7 @@ impl Shown {
         let mut served = Vec::new();
         for (choice, path) in demo.mapping.choices().iter().zip(&plan.targets) {
             let builder = demo.server.builder(*choice, demo.clients, demo.window);
-            let server = builder
-                .listen(path)
-                .map_err(|error| options::setup_error(&error, "--clients"))?;
+            let server = builder.listen(path).map_err(|error| error.to_string())?;
             let memory = server.memory_report();
             served.push(Served {
                 counters: Counters::default(),
@@ -431,8 +418,10 @@ impl Shown {
             .map_err(|error| format!("a thread for the servers: {error}"))?;
         Ok(Self {
             host,
+            start: Vec::new(),
+            slices_before: 0,
+            slices: vec![0; served.len()],
             served,
-            before: Counters::default(),
         })
     }
 
@@ -440,11 +429,10 @@ impl Shown {
     fn wait_until_open(&mut self, clients: u32, clock: Clock) -> Result<(), String> {
         let until_ns = clock.now_ns() + OPEN_NS;
         for target in 0..self.served.len() {
-            loop {
+            let counters = loop {
                 let counters = self.host.counters(target)?;
                 if counters.opened >= clients.into() {
-                    self.served[target].groups = counters.groups;
-                    break;
+                    break counters;
                 }
                 if clock.now_ns() > until_ns {
                     return Err(format!(
@@ -453,7 +441,19 @@ impl Shown {
                     ));
                 }
                 std::thread::sleep(Duration::from_millis(1));
-            }
+            };
+            self.served[target].groups = counters.groups;
+            self.start.push(counters);
+        }
+        Ok(())
+    }
+
+    /// Takes the counters of everything since the start.
+    fn count(&mut self) -> Result<(), String> {
+        for (target, served) in self.served.iter_mut().enumerate() {
+            let end = self.host.counters(target)?;
+            served.counters = measured::since(&self.start[target], &end);
+            served.counters.slices = self.slices[target];
         }
         Ok(())
     }
@@ -462,16 +462,12 @@ impl Shown {
 impl Watch for Shown {
     fn begin(&mut self, target: usize) -> Result<(), String> {
         self.host.activate(target);
-        self.before = self.host.counters(target)?;
+        self.slices_before = self.host.counters(target)?.slices;
         Ok(())
     }
 
     fn end(&mut self, target: usize) -> Result<(), String> {
-        let after = self.host.counters(target)?;
-        let grown = measured::since(&self.before, &after);
-        if let Some(served) = self.served.get_mut(target) {
-            served.counters = measured::sum(&served.counters, &grown);
-        }
+        self.slices[target] += self.host.counters(target)?.slices - self.slices_before;
         Ok(())
     }
 }

@@ -70,6 +70,12 @@ struct ServeJson {
 
 impl Serve {
     pub(crate) fn run(&self) -> Outcome {
+        let (clients, window) = (self.clients_max, self.window);
+        let geometry = self
+            .server
+            .geometry(self.mapping, clients, window, "--clients-max")?;
+        let needed = options::server_memory(&geometry);
+        options::check_memory(needed, "--clients-max, --group or --window")?;
         let stop = sys::stop_flag().map_err(|error| format!("signal handlers: {error}"))?;
         let (tree, loaded) = options::load_tree(&self.tree)?;
         let service = options::service(&tree, self.clients_max)?;
@@ -78,7 +84,7 @@ impl Serve {
             .builder(self.mapping, self.clients_max, self.window);
         let server = builder
             .listen(&self.socket)
-            .map_err(|error| options::setup_error(&error, "--clients-max"))?;
+            .map_err(|error| error.to_string())?;
         note(options::tree_line(&self.tree, &loaded));
         note(format_args!(
             "serving at {}, process {}, {} mapping, {} seats; Ctrl-C ends it",
@@ -142,7 +148,9 @@ impl Serve {
             }
             let service = service.counters();
             let calls: u64 = service.requests.iter().sum();
-            output.line(format!("  pages: {}", served.backing));
+            report::pages(&served)
+                .iter()
+                .for_each(|line| output.line(line));
             output.line(format!(
                 "{} connections were opened; {} calls, {} malformed, {} of unknown methods",
                 report::grouped(counters.opened),
