@@ -164,3 +164,37 @@ fn creation_error(path: &Path, step: Step, call: &'static str, errno: Errno) -> 
         errno => SetupError::system(path, step, call, errno),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn a_lock_whose_file_comes_and_goes_has_one_holder() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let lock_path = dir.path().join("s.lock");
+        let (holders, wins) = (AtomicU32::new(0), AtomicU32::new(0));
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..5000 {
+                        let Ok(lock) = take_lock(&path, &lock_path) else {
+                            continue;
+                        };
+                        assert_eq!(holders.fetch_add(1, Ordering::SeqCst), 0, "two holders");
+                        wins.fetch_add(1, Ordering::Relaxed);
+                        std::thread::yield_now();
+                        holders.fetch_sub(1, Ordering::SeqCst);
+                        // As a Claim ends.
+                        unlink(&lock_path).unwrap();
+                        drop(lock);
+                    }
+                });
+            }
+        });
+        assert!(wins.into_inner() > 0);
+    }
+}
