@@ -108,8 +108,9 @@ mod region {
 
     /// [`Memory`] over raw bytes: a mapping that other threads, processes or a NIC write to.
     ///
-    /// A `Region` is a view: it neither owns nor frees the bytes. Words are little-endian.
-    #[derive(Clone, Copy, Debug)]
+    /// A `Region` is a view: it neither owns nor frees the bytes. It is not `Copy`, so that whoever lends
+    /// it out decides how long it is used. Words are little-endian.
+    #[derive(Debug)]
     pub struct Region {
         base: NonNull<u8>,
         len: usize,
@@ -127,7 +128,7 @@ mod region {
         /// # Safety
         ///
         /// - `base` is aligned to 64 and valid for reads and writes of `len` bytes for as long as this
-        ///   view or a copy of it is used, whatever other parties do (no truncation, no unmapping).
+        ///   view is used, whatever other parties do (no truncation, no unmapping).
         /// - This process accesses the bytes only through `Region`s in that time.
         pub unsafe fn new(base: NonNull<u8>, len: usize) -> Self {
             assert!(
@@ -146,8 +147,12 @@ mod region {
             self.base
         }
 
-        /// The part of `len` bytes from `at` (a multiple of 64), or `None` if it is not inside.
-        pub fn part(&self, at: usize, len: usize) -> Option<Self> {
+        /// A view of the `len` bytes from `at` (a multiple of 64), or `None` if they are not inside.
+        ///
+        /// # Safety
+        ///
+        /// As for [`new`](Region::new): the bytes stay valid for as long as the part is used, too.
+        pub unsafe fn part(&self, at: usize, len: usize) -> Option<Self> {
             let end = at.checked_add(len)?;
             if end > self.len || at % 64 != 0 {
                 return None;

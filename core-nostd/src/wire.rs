@@ -1,7 +1,9 @@
 //! What travels: the trailer of a message and the endpoint entry.
 //!
 //! A message ends where its block ends. The last word written is `valid`, so that a party that sees the
-//! value it waits for may read the rest. All words are 64-bit little-endian.
+//! value it waits for may read the rest. It is the number of the call (or of the ring position) xor the
+//! owner: what another owner left in the block, be it with the same number, does not vouch for a message
+//! that has landed in part. All words are 64-bit little-endian.
 //!
 //! ```text
 //!            | payload, from a line boundary | pad | extension (32 B, if EXT) | trailer (32 B) |
@@ -180,6 +182,12 @@ impl core::fmt::Display for Violation {
     }
 }
 
+/// The last word of the message with number `valid` of `owner`.
+#[inline]
+pub const fn valid_word(owner: u64, valid: u64) -> u64 {
+    valid ^ owner
+}
+
 /// Completes a message whose payload is in place: writes the extension and the trailer, `valid` last.
 ///
 /// The message ends at `end`, and its payload must already be at [`payload_at`].
@@ -208,7 +216,7 @@ pub fn seal<M: Memory>(
     }
     memory.store(end - 16, second);
     // Ordering: pairs with the acquire in `observe`, here or, after a WRITE, at the peer.
-    memory.store_release(end - 8, valid);
+    memory.store_release(end - 8, valid_word(owner, valid));
 }
 
 /// Looks for the message with number `valid` from `owner` in the block of `size` bytes that ends at
@@ -230,7 +238,7 @@ pub fn observe<M: Memory>(
     placement: Placement,
 ) -> Result<Option<Message>, Violation> {
     // Ordering: pairs with the release in `seal`, or with the last word of the WRITE that brought it.
-    if memory.load_acquire(end - 8) != valid || memory.load(end - 32) != owner {
+    if memory.load_acquire(end - 8) != valid_word(owner, valid) || memory.load(end - 32) != owner {
         return Ok(None);
     }
     // Each word is read once: a peer may change it between two looks.
@@ -274,7 +282,7 @@ fn read_ext<M: Memory>(memory: &M, end: usize) -> Ext {
 fn message_crc<M: Memory>(memory: &M, end: usize, owner: u64, head: Head, valid: u64) -> u32 {
     let mut digest = CRC_32C.digest();
     let (first, second) = head.words();
-    for word in [owner, first, second, valid] {
+    for word in [owner, first, second, valid_word(owner, valid)] {
         digest.update(&word.to_le_bytes());
     }
     let len = head.len as usize;

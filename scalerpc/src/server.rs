@@ -241,10 +241,10 @@ impl<F: Fabric> Server<F> {
     /// connections come and go.
     pub fn poll(&mut self, now_ns: u64, handler: &mut impl Handler) -> usize {
         let mut done = self.take_events() + self.take_completions();
-        let (exposed, private) = (*self.fabric.exposed(), *self.fabric.private());
         let mut revoking = 0;
         loop {
-            match self.engine.next_action(now_ns, &exposed, &private) {
+            let (exposed, private) = (self.fabric.exposed(), self.fabric.private());
+            match self.engine.next_action(now_ns, exposed, private) {
                 Action::Idle => break,
                 Action::Call(call) => self.run_handler(call, handler),
                 Action::Write(write) => {
@@ -340,7 +340,7 @@ impl<F: Fabric> Server<F> {
     }
 
     fn run_handler(&mut self, call: Call, handler: &mut impl Handler) {
-        let (exposed, private) = (*self.fabric.exposed(), *self.fabric.private());
+        let (exposed, private) = (self.fabric.exposed(), self.fabric.private());
         let bytes = match &mut self.scratch {
             // SAFETY: the engine hands out a call only after it acquired its `valid` word, and takes the
             // block as its own until `reply`; a client that keeps to the protocol does not write there
@@ -365,7 +365,7 @@ impl<F: Fabric> Server<F> {
             Ok(len) => (Status::OK, len),
             Err(status) => (status, 0),
         };
-        let Some(write) = self.engine.reply(call, status, len, &exposed, &private) else {
+        let Some(write) = self.engine.reply(call, status, len, exposed, private) else {
             return;
         };
         if self.fabric.post_write(&write).is_err() {

@@ -4,7 +4,7 @@ use rand::Rng;
 use scalerpc_core::Memory;
 use scalerpc_core::client::{ClientConn, ClientState};
 use scalerpc_core::server::{ConnState, OpenConn};
-use scalerpc_core::wire::TRAILER_BYTES;
+use scalerpc_core::wire::{TRAILER_BYTES, valid_word};
 use scalerpc_driver::store;
 
 use crate::arena::Arena;
@@ -120,7 +120,7 @@ impl World {
                 target.store(end - at, word());
             }
             target.store(end - TRAILER_BYTES, peer.owner);
-            target.store_release(end - 8, number);
+            target.store_release(end - 8, valid_word(peer.owner, number));
         }
     }
 

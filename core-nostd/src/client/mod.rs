@@ -251,7 +251,7 @@ impl<S: Store> ClientEngine<S> {
         let ring = self.geometry.ring(self.conn.connection);
         (
             ring + self.geometry.ring_slot_end(self.ring_next) - 8,
-            self.ring_next,
+            wire::valid_word(self.conn.owner, self.ring_next),
         )
     }
 

@@ -25,7 +25,7 @@ use crate::geometry::{Geometry, Mapping};
 use crate::memory::Memory;
 use crate::post::{Completion, Limits, ReadWr, SendQueue, WcStatus, WrKind, WriteWr};
 use crate::store::Store;
-use crate::wire::Violation;
+use crate::wire::{self, Violation};
 use records::NONE;
 use schedule::Step;
 
@@ -419,7 +419,7 @@ impl<S: Store> ServerEngine<S> {
         Active {
             seat,
             awaited_at: end - 8,
-            awaited: conn.next_call,
+            awaited: wire::valid_word(conn.owner, conn.next_call),
         }
     }
 

@@ -5,7 +5,7 @@ use scalerpc_core::post::{Completion, WcStatus};
 use scalerpc_core::server::ConnState;
 use scalerpc_core::wire::{
     Entry, Ext, FLAG_ACTIVATE, FLAG_CONTROL, FLAG_EXT, FLAG_SWITCH, Head, Placement, Violation,
-    payload_at, seal,
+    payload_at, seal, valid_word,
 };
 use scalerpc_core::{ClientEngine, Geometry, Memory};
 
@@ -513,7 +513,7 @@ fn an_answer_longer_than_its_slot_ends_the_connection() {
         memory.store(end - 32, OWNER);
         memory.store(end - 24, u64::from(len));
         memory.store(end - 16, u64::from(slot(1)) << 32);
-        memory.store_release(end - 8, 1);
+        memory.store_release(end - 8, valid_word(OWNER, 1));
         let outcome = victim.engine.poll(memory).map(|it| it.is_some());
         victim.ends_lost(outcome, Violation::Length);
     }

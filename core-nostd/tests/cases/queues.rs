@@ -203,3 +203,27 @@ fn calls_that_are_answered_late_do_not_overflow_the_send_queue() {
     rig.setup.keep_calls = false;
     rig.settle();
 }
+
+/// Rule R5: an answer shows that its request has landed, but only a completion shows that the request's
+/// WRITE will not read its source again.
+#[test]
+fn a_request_slot_is_not_reused_before_its_completion() {
+    for window in [1, 2, 4, 8] {
+        let mut setup = setup(64, 0);
+        setup.geometry.window = window;
+        let mut rig = Rig::with_clients(setup, 1);
+        rig.call(0, b"staged").unwrap();
+        rig.settle();
+        rig.client(0).up.withheld = true;
+        let mut taken = 0;
+        for _ in 0..3 * window {
+            taken += u32::from(rig.call(0, b"x").is_ok());
+            rig.turn(100);
+        }
+        assert_eq!(rig.client(0).engine.outstanding(), 0, "all are answered");
+        assert_eq!(taken, window, "each slot once");
+        rig.client(0).up.withheld = false;
+        rig.turn(100);
+        assert!(rig.call(0, b"x").is_ok());
+    }
+}

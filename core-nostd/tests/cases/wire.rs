@@ -54,7 +54,8 @@ fn a_message_has_these_very_bytes() {
         0xef, 0xcd, 0xab, 0x89, 0x67, 0x45, 0x23, 0x01,
         3, 0, 0, 0, 0xa2, 0xa1, 0, 0,
         0, 0, 0, 0, 0xb4, 0xb3, 0xb2, 0xb1,
-        7, 0, 0, 0, 0, 0, 0, 0,
+        // The number, 7, xor the owner.
+        0xe8, 0xcd, 0xab, 0x89, 0x67, 0x45, 0x23, 0x01,
     ];
     assert_eq!(snapshot(arena.region(), 0, 64), golden);
 }
@@ -73,7 +74,7 @@ fn a_message_with_an_extension_and_a_checksum_has_these_very_bytes() {
         0xef, 0xcd, 0xab, 0x89, 0x67, 0x45, 0x23, 0x01,
         0, 0, 0, 0, 0xa2, 0xa1, 3, 0,
         CRC[0], CRC[1], CRC[2], CRC[3], 0xb4, 0xb3, 0xb2, 0xb1,
-        7, 0, 0, 0, 0, 0, 0, 0,
+        0xe8, 0xcd, 0xab, 0x89, 0x67, 0x45, 0x23, 0x01,
     ];
     assert_eq!(snapshot(arena.region(), 0, 64), golden);
     // The checksum covers owner, length to slot, valid, payload, and extension, in this order.
@@ -88,7 +89,7 @@ fn a_message_with_an_extension_and_a_checksum_has_these_very_bytes() {
     assert_eq!(crc_32c(&covered.concat()).to_le_bytes(), CRC);
 }
 
-const CRC: [u8; 4] = [0x76, 0x65, 0xcb, 0x7d];
+const CRC: [u8; 4] = [0xad, 0xad, 0x31, 0x52];
 
 /// CRC-32C, bit by bit.
 fn crc_32c(bytes: &[u8]) -> u32 {

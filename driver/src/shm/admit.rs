@@ -130,7 +130,7 @@ impl Control {
             .ok_or(Stop::Refuse(Refusal::Memory, 0))?;
         let memory =
             HugeMemory::adopt_fd(fd, bytes).map_err(|error| Stop::Refuse(blame(&error), 0))?;
-        Mapping::new(memory, bytes).ok_or(Stop::Refuse(Refusal::Memory, 0))
+        Mapping::new(memory, bytes, bytes).ok_or(Stop::Refuse(Refusal::Memory, 0))
     }
 
     /// A new tenant must not inherit anything from the last one, which is fenced.

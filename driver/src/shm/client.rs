@@ -63,8 +63,6 @@ pub struct ShmClient {
     grants: Box<[Grant]>,
     /// Completions that have not been taken, by connection.
     pending: Box<[u32]>,
-    /// What READ and WRITE may reach of `own`.
-    exposed: Region,
     own: Mapping,
     private: Mapping,
     server: Mapping,
@@ -90,7 +88,6 @@ impl ShmClient {
         let Dialed {
             geometry,
             grants,
-            exposed,
             own,
             private,
             server,
@@ -103,7 +100,6 @@ impl ShmClient {
             geometry,
             limits: limits(&geometry),
             pending,
-            exposed,
             own,
             private,
             server,
@@ -214,7 +210,7 @@ impl Fabric for ShmClient {
     }
 
     fn exposed(&self) -> &Region {
-        &self.exposed
+        self.own.reachable()
     }
 
     fn private(&self) -> &Region {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use scalerpc_core::{Geometry, Region};
+use scalerpc_core::Geometry;
 use scalerpc_hugepage::{HugeMemory, MemoryError};
 
 use super::client::ClientOptions;
@@ -26,7 +26,6 @@ use super::{TIMEOUT_MAX, own_memory};
 pub(super) struct Dialed {
     pub(super) geometry: Geometry,
     pub(super) grants: Box<[Grant]>,
-    pub(super) exposed: Region,
     pub(super) own: Mapping,
     pub(super) private: Mapping,
     pub(super) server: Mapping,
@@ -58,32 +57,32 @@ pub(super) fn dial(
     let bytes = client_bytes(&geometry, connections).ok_or(SetupError::BadRequest {
         what: "memory for so many connections does not fit",
     })?;
-    let memory = |name, bytes| {
+    let memory = |name, bytes, reachable| {
         let memory = HugeMemory::builder(name, bytes).policy(options.page_policy);
-        own_memory(memory.numa_node(options.numa_node), bytes)
+        own_memory(memory.numa_node(options.numa_node), bytes, reachable)
     };
     // Before the server can revoke anything.
     let fence = client_fence(offer.expedited);
-    let own = memory("scalerpc-client", bytes)?;
+    let own = memory(
+        "scalerpc-client",
+        bytes,
+        guard_at(&geometry, connections, 0),
+    )?;
     // Within the address space, since the exposed memory, which holds a copy of most of it, is there.
     let private_bytes = geometry
         .client_private_bytes()
         .saturating_mul(connections as usize);
-    let private = memory("scalerpc-requests", private_bytes)?;
+    let private = memory("scalerpc-requests", private_bytes, private_bytes)?;
     dialog.send(
         Step::Region,
         &handshake::region(bytes as u64),
         Some(own.memory().fd()),
     )?;
     let grants = dialog.take_welcome(&geometry)?;
-    let reachable = guard_at(&geometry, connections, 0);
-    let exposed = own.region().part(0, reachable);
-    let exposed = exposed.ok_or(SetupError::Memory(MemoryError::ZeroBytes))?;
     let (socket, pidfd) = (dialog.socket, dialog.pidfd);
     Ok(Dialed {
         geometry,
         grants,
-        exposed,
         own,
         private,
         server,
@@ -286,7 +285,7 @@ impl<'a> Dialog<'a> {
             source,
         };
         let memory = HugeMemory::map_fd(fd, bytes).map_err(unusable)?;
-        Mapping::new(memory, bytes).ok_or_else(|| unusable(MemoryError::ZeroBytes))
+        Mapping::new(memory, bytes, bytes).ok_or_else(|| unusable(MemoryError::ZeroBytes))
     }
 
     fn take_welcome(&mut self, geometry: &Geometry) -> Result<Box<[Grant]>, SetupError> {

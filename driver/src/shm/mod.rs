@@ -70,9 +70,13 @@ fn limits(geometry: &Geometry) -> Limits {
     }
 }
 
-/// Makes memory for this end.
-fn own_memory(builder: Builder, bytes: usize) -> Result<sys::Mapping, SetupError> {
+/// Makes memory for this end, of which the peer's READs and WRITEs may reach so much.
+fn own_memory(
+    builder: Builder,
+    bytes: usize,
+    reachable: usize,
+) -> Result<sys::Mapping, SetupError> {
     let memory = builder.build()?;
     // The builder rounds up, so the view always fits.
-    sys::Mapping::new(memory, bytes).ok_or(SetupError::Memory(MemoryError::ZeroBytes))
+    sys::Mapping::new(memory, bytes, reachable).ok_or(SetupError::Memory(MemoryError::ZeroBytes))
 }

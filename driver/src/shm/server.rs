@@ -140,7 +140,7 @@ impl ShmServer {
         }
         let memory = |name, bytes| {
             let memory = HugeMemory::builder(name, bytes).policy(options.page_policy);
-            own_memory(memory.numa_node(options.numa_node), bytes)
+            own_memory(memory.numa_node(options.numa_node), bytes, bytes)
         };
         // First the path, so that nothing large is made in vain.
         let (claim, listener) = path::claim(path)?;

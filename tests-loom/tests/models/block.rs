@@ -76,7 +76,6 @@ fn calls_through_one_block() {
 
 /// The former tenant's message in the block has the number of the call that is awaited.
 #[test]
-#[ignore = "fails: see Findings in README.md"]
 fn a_former_tenant_used_the_same_number() {
     Model {
         name: "block, same number",
