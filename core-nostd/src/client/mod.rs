@@ -387,11 +387,9 @@ impl<S: Store> ClientEngine<S> {
         }
         let number = self.sent + 1;
         let slot = self.slot_of(number);
-        // A window of requests fits the queue, so half of a window between signals would do; the
-        // queue's own rule is as good, and slots wait for their completion only if the window is
-        // deeper than the queue.
         let inline = self.calls[slot as usize].span as usize <= self.limits.inline_max;
-        let (sequence, signaled) = self.sq.post(!inline && self.signal_now(number));
+        let want_signal = !inline && self.signal_now(number);
+        let (sequence, signaled) = self.sq.post(want_signal);
         let record = &mut self.calls[slot as usize];
         record.sequence = (!inline).then_some(sequence);
         let len = record.span as usize;
@@ -408,9 +406,11 @@ impl<S: Store> ClientEngine<S> {
         })
     }
 
-    /// Request slots come back with completions, so twice a window one is asked for.
-    fn signal_now(&self, number: u64) -> bool {
-        number % u64::from(self.geometry.window().div_ceil(2)) == 0
+    /// Request slots come back with completions. Twice a window one is asked for; and when this request
+    /// has the last slot, as no later one could ask while the others are held by slow calls.
+    fn signal_now(&mut self, number: u64) -> bool {
+        let window = self.geometry.window();
+        number % u64::from(window.div_ceil(2)) == 0 || !(0..window).any(|slot| self.is_free(slot))
     }
 
     fn slot_of(&self, number: u64) -> u32 {

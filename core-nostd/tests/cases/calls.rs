@@ -349,7 +349,6 @@ fn a_call_that_is_answered_late_costs_one_place_of_the_window() {
 
 /// Slow calls that fill all but one place of the window leave that one usable, as often as one likes.
 #[test]
-#[ignore = "fails: the slot of an unsignaled WRITE waits for a later one, which cannot come"]
 fn the_last_place_of_a_window_of_slow_calls_stays_usable() {
     for slow_calls in 1..=3 {
         let mut setup = setup(4, 100);
