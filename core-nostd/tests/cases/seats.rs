@@ -402,3 +402,67 @@ fn demand_of_a_free_seat_is_nobodys() {
     assert_eq!(rig.serve(), 0);
     assert_eq!(rig.server.counters().connections, 0);
 }
+
+/// Rule R4: a batch of several READs is fetched when all are done; until then they write to the zone.
+#[test]
+fn a_batch_is_fetched_when_its_last_read_is_done() {
+    let mut setup = Setup::default();
+    setup.limits.sge_max = 1;
+    let mut rig = Rig::new(setup);
+    rig.open_raw(0);
+    let entry = rig.entry(1, 4, 0);
+    rig.write_entry(0, 1, entry);
+    rig.serve();
+    let reads = std::mem::take(&mut rig.log.raw_reads);
+    assert_eq!(reads.len(), 4);
+    for (i, wr) in reads.iter().enumerate() {
+        assert_eq!(rig.state(0), ConnState::Fetching, "{i} are done");
+        let (first, remote) = (1 + i as u64, 64 * i);
+        assert_eq!((wr.first_call, wr.count, wr.remote), (first, 1, remote));
+        let (wr_id, status) = (wr.wr_id, WcStatus::Success);
+        rig.server.completed(Completion { wr_id, status });
+    }
+    assert_eq!(rig.state(0), ConnState::Active);
+}
+
+/// Rules R3 and R11: an event that the full send queue has no room for is owed, and goes out later. Until
+/// then its client does not know, so nothing of it is asked, and no further call of it runs.
+#[test]
+fn a_switch_event_that_finds_no_room_is_sent_later() {
+    let mut setup = Setup::single_groups(2);
+    setup.geometry.window = 8;
+    setup.limits.sge_max = 8;
+    setup.limits.sq_depth = 4;
+    setup.limits.can_revoke = true;
+    setup.server.revoke_after_ns = 50_000;
+    let mut rig = Rig::with_clients(setup, 2);
+    rig.call(0, b"1").unwrap();
+    rig.settle();
+    rig.client(0).down.withheld = true;
+    for call in 2..=8 {
+        assert_eq!(rig.call(0, b"x"), Ok(call));
+    }
+    rig.clients_turn();
+    rig.serve();
+    let ran = rig.served(0).len();
+    assert!(ran < 8, "the send queue is full");
+    rig.call(1, b"other").unwrap();
+    for _ in 0..10 {
+        rig.turn(60_000);
+    }
+    assert_eq!(rig.answered(1), [1], "the other one does not wait for it");
+    assert_eq!(rig.state(0), ConnState::Leaving);
+    assert_eq!(
+        rig.client(0).engine.state(),
+        ClientState::Process,
+        "it was not told"
+    );
+    assert_eq!(rig.log.revocations, [], "so it is not yet due");
+    assert_eq!(rig.served(0).len(), ran);
+    rig.client(0).down.withheld = false;
+    rig.settle();
+    assert_eq!(rig.answered(0), (1..=8).collect::<Vec<_>>());
+    let numbers = rig.served(0).into_iter().map(|(number, _)| number);
+    assert!(numbers.eq(1..=8), "each once");
+    assert_eq!(rig.log.closed, []);
+}
