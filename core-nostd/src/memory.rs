@@ -34,7 +34,8 @@ pub trait Memory {
     /// Loads a byte of the demand map, as [`load_acquire`](Memory::load_acquire).
     fn load_byte_acquire(&self, at: usize) -> u8;
 
-    /// The first of the bytes from `at` that differs from what was `seen` of it, by its index; what the
+    /// The first of the bytes from `at` that differs from what was `seen` of it, by its index (of one that
+    /// changes back and forth, perhaps that of a neighbour); what the
     /// byte's writer did before is visible afterwards only after a
     /// [`load_byte_acquire`](Memory::load_byte_acquire) of it.
     fn first_changed(&self, at: usize, seen: &[u8]) -> Option<usize> {
@@ -279,10 +280,13 @@ mod region {
                     |sum, (now, seen): (&AtomicU8, &u8)| sum | (now.load(Ordering::Relaxed) ^ seen);
                 now.iter().zip(*seen).fold(0, differ) != 0
             })?;
-            let changed = now.iter().zip(seen).position(|(now, &seen)| {
-                // The byte may have changed once more meanwhile, but never back.
-                now.load(Ordering::Relaxed) != seen
-            })?;
+            let changed = now
+                .iter()
+                .zip(seen)
+                .position(|(now, &seen)| now.load(Ordering::Relaxed) != seen);
+            // A peer that lies may have put the byte back meanwhile: then some byte of the eight is named,
+            // so that the caller goes on behind it.
+            let changed = changed.unwrap_or(now.len() - 1);
             Some(8 * eight + changed)
         }
 
