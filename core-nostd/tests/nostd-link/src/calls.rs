@@ -43,7 +43,8 @@ impl Sides {
         let mut next = |bytes: usize| {
             let start = end;
             end += bytes.next_multiple_of(64);
-            all.part(start, end - start)
+            // SAFETY: the bytes are a static's.
+            unsafe { all.part(start, end - start) }
         };
         Some(Self {
             server: next(geometry.server_exposed_bytes())?,
