@@ -8,9 +8,10 @@
 mod client;
 mod error;
 mod server;
+mod set;
 mod wait;
 
-pub use client::{Accepted, CallId, Client, ClientSet, Completion};
+pub use client::Client;
 pub use error::{CallError, SetupError};
 pub use scalerpc_core::client::{ClientCounters, ClientState};
 pub use scalerpc_core::server::Counters;
@@ -19,6 +20,7 @@ pub use scalerpc_core::{Geometry, GeometryConfig, GeometryError, Mapping};
 pub use scalerpc_driver::shm::{ClientOptions, MemoryReport};
 pub use scalerpc_hugepage::{Backing, PagePolicy};
 pub use server::{Eviction, Handler, Reply, Request, Server, ServerBuilder, ServerBytes};
+pub use set::{Accepted, CallId, ClientSet, Completion};
 pub use wait::{Backoff, Clock};
 
 /// The example of the README, compiled and run as a test.
