@@ -5,6 +5,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
+use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -206,4 +207,13 @@ pub fn expect_end_or(socket: &OwnedFd, mut meanwhile: impl FnMut()) {
             Err(errno) => panic!("no end of the stream: {errno}"),
         }
     });
+}
+
+/// A memfd of so many bytes with these seals.
+pub fn memfd(bytes: usize, seals: SealFlags) -> OwnedFd {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let fd = rustix::fs::memfd_create("hostile", flags).unwrap();
+    rustix::fs::ftruncate(&fd, bytes as u64).unwrap();
+    rustix::fs::fcntl_add_seals(&fd, seals).unwrap();
+    fd
 }
