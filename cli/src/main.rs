@@ -46,8 +46,8 @@ Exit codes:
   1  a wrong answer, a call that failed, or output that could not be written
   2  bad usage, or something that is needed is not there; nothing was changed
 
-Nobody has to read all of the output: a closed pipe (`scalerpc demo | head -1`) ends the output,
-and neither the work nor its exit code changes.";
+Nobody has to read all of the output: a closed pipe (`scalerpc demo | head -1`)
+ends the output, and changes neither the work nor its exit code.";
 
 fn main() -> ExitCode {
     let verdict = match Cli::parse().command {

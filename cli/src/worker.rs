@@ -128,45 +128,72 @@ impl Task {
 /// A call that is out.
 #[derive(Clone, Copy)]
 struct Pending {
-    call: CallId,
     sent_ns: u64,
     expect: Expect,
+}
+
+/// The calls of a connection that are out, each with what belongs to it.
+struct Calls<T> {
+    places: Box<[Option<(CallId, T)>]>,
+}
+
+impl<T: Clone> Calls<T> {
+    /// Room for that many.
+    fn new(window: u32) -> Self {
+        Self {
+            places: vec![None; window as usize].into(),
+        }
+    }
+
+    fn room(&self) -> usize {
+        self.places.len()
+    }
+
+    /// The place in which a call is looked for first. As answers come in order it is nearly always
+    /// there.
+    fn first_place(&self, call: CallId) -> usize {
+        (call.0 % self.places.len() as u64) as usize
+    }
+
+    /// Puts a call that is not there yet; nothing happens if there is no room.
+    #[inline]
+    fn put(&mut self, call: CallId, what: T) {
+        let first = self.first_place(call);
+        let free = if self.places[first].is_none() {
+            Some(first)
+        } else {
+            self.places.iter().position(Option::is_none)
+        };
+        if let Some(free) = free {
+            self.places[free] = Some((call, what));
+        }
+    }
+
+    /// Takes a call that has ended.
+    #[inline]
+    fn take(&mut self, call: CallId) -> Option<T> {
+        let is_it = |place: &Option<(CallId, T)>| place.as_ref().is_some_and(|it| it.0 == call);
+        let first = self.first_place(call);
+        let place = if is_it(&self.places[first]) {
+            first
+        } else {
+            self.places.iter().position(is_it)?
+        };
+        self.places[place].take().map(|(_, what)| what)
+    }
+
+    /// Takes all of them.
+    fn drain(&mut self) -> impl Iterator<Item = (CallId, T)> {
+        self.places.iter_mut().filter_map(Option::take)
+    }
 }
 
 /// One connection.
 struct Conn {
     generator: Generator,
-    pending: Box<[Option<Pending>]>,
+    calls: Calls<Pending>,
     /// No more calls are made on it.
     is_down: bool,
-}
-
-impl Conn {
-    /// Takes the call that ended. Answers come in order, so it is nearly always where it is looked for
-    /// first.
-    #[inline]
-    fn take(&mut self, call: CallId) -> Option<Pending> {
-        let at = (call.0 % self.pending.len() as u64) as usize;
-        if self.pending[at].is_some_and(|pending| pending.call == call) {
-            return self.pending[at].take();
-        }
-        let is_it = |slot: &&mut Option<Pending>| slot.is_some_and(|pending| pending.call == call);
-        self.pending.iter_mut().find(is_it)?.take()
-    }
-
-    #[inline]
-    fn put(&mut self, pending: Pending) {
-        let at = (pending.call.0 % self.pending.len() as u64) as usize;
-        let at = if self.pending[at].is_none() {
-            Some(at)
-        } else {
-            self.pending.iter().position(Option::is_none)
-        };
-        // There is a free one: a connection has no more calls out than places.
-        if let Some(at) = at {
-            self.pending[at] = Some(pending);
-        }
-    }
 }
 
 /// What has happened since the last report.
@@ -247,7 +274,7 @@ impl Worker {
                 Generator::new(tree, client, plan.seed, plan.mix, request_max, response_max);
             Ok(Conn {
                 generator: generator.map_err(|error| error.to_string())?,
-                pending: vec![None; window as usize].into(),
+                calls: Calls::new(window),
                 is_down: false,
             })
         };
@@ -274,7 +301,7 @@ impl Worker {
         (self.silent_ns, self.looked_ns) = (0, now_ns);
         if task.goes_on(now_ns) {
             for conn in 0..self.conns.len() as u32 {
-                for _ in 0..self.conns[conn as usize].pending.len() {
+                for _ in 0..self.conns[conn as usize].calls.room() {
                     self.call(conn, task, now_ns);
                 }
             }
@@ -308,7 +335,7 @@ impl Worker {
         (self.silent_ns, self.looked_ns) = (0, *now_ns);
         let number = completion.connection;
         let conn = &mut self.conns[number as usize];
-        let Some(pending) = conn.take(completion.call) else {
+        let Some(pending) = conn.calls.take(completion.call) else {
             // A call that was given up before.
             return true;
         };
@@ -361,11 +388,8 @@ impl Worker {
         match self.set.call_async(number, method, &self.request[..len]) {
             Ok(call) => {
                 self.outstanding += 1;
-                conn.put(Pending {
-                    call,
-                    sent_ns: now_ns,
-                    expect,
-                });
+                let sent_ns = now_ns;
+                conn.calls.put(call, Pending { sent_ns, expect });
             }
             Err(error) => {
                 conn.generator.forget(&expect);
@@ -386,14 +410,14 @@ impl Worker {
         }
         for (number, conn) in self.conns.iter_mut().enumerate() {
             let state = self.set.state(number as u32);
-            for pending in conn.pending.iter_mut().filter_map(Option::take) {
+            for (number_of_call, pending) in conn.calls.drain() {
                 let call = conn.generator.describe(&pending.expect);
                 let seconds = GIVE_UP_NS / 1_000_000_000;
                 self.since.error(&|| {
                     format!(
                         "connection {number} ({state:?}), call {}: {call}: no answer, and none to any \
                          other call, for {seconds} s",
-                        pending.call.0
+                        number_of_call.0
                     )
                 });
                 conn.generator.forget(&pending.expect);
@@ -419,5 +443,30 @@ impl Worker {
             done,
         };
         send(link, &News::Report(Box::new(report)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_are_found_in_whatever_order_they_end() {
+        let mut calls = Calls::new(4);
+        for call in 1..=4 {
+            calls.put(CallId(call), call);
+        }
+        assert_eq!(calls.take(CallId(9)), None);
+        // Call 1 takes long, and the later ones go on: two of them have the same first place.
+        for call in 2..20 {
+            assert_eq!(calls.take(CallId(call)), Some(call));
+            assert_eq!(calls.take(CallId(call)), None);
+            calls.put(CallId(call + 3), call + 3);
+        }
+        assert_eq!(calls.take(CallId(1)), Some(1));
+        let mut left: Vec<_> = calls.drain().collect();
+        left.sort_unstable();
+        assert_eq!(left, [20, 21, 22].map(|call| (CallId(call), call)));
+        assert_eq!(calls.drain().count(), 0);
     }
 }

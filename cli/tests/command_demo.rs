@@ -234,6 +234,8 @@ fn nobody_is_left_when_all_client_processes_are_killed() {
     let done = demo.wait();
     assert_eq!(done.code(), 0, "{done:?}");
     assert_eq!(done.json()["lost_processes"].as_array().unwrap().len(), 2);
+    // It did not go on without them.
+    assert!(done.json()["seconds"].as_f64().unwrap() < 30.0, "{done:?}");
 }
 
 #[test]

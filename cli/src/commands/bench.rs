@@ -65,11 +65,14 @@ pub(crate) struct Bench {
 const BENCH_HELP: &str = "\
 Examples:
   scalerpc bench --socket /tmp/meta.sock
-  scalerpc bench --socket /tmp/meta.sock --clients 400 --processes 4 --seconds 10 --json
+  scalerpc bench --socket /tmp/meta.sock --clients 400 --seconds 10 --json
   scalerpc bench --socket /tmp/meta.sock --clients 1 --window 1 --mix stat=1
 
-Exit codes: 0 all answers are right; 1 an answer is wrong, a call failed or a client process
-crashed; 2 it could not begin.";
+Exit codes:
+  0  all answers are right; a client process that somebody else has killed is
+     reported, and no failure
+  1  an answer is wrong, a call failed, or a client process crashed
+  2  it could not begin";
 
 #[derive(Serialize)]
 struct BenchJson {

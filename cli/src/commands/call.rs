@@ -46,15 +46,17 @@ Methods:
   readdir PATH  all entries of a directory
   mknod PATH    create an empty file, in the server's memory only
   rmnod PATH    remove what is not a directory, in the server's memory only
-  NUMBER        any method, known or not, with the bytes of --hex or --text as its request
+  NUMBER        any method, known or not; --hex or --text is its request
 
 Examples:
   scalerpc call --socket /tmp/meta.sock stat bin/env
   scalerpc call --socket /tmp/meta.sock --json readdir share/doc
   scalerpc call --socket /tmp/meta.sock 77 --text hello
 
-Exit codes: 0 the answer was printed; 1 the answer is no, such as 'not found', or there was none;
-2 bad usage, or there is no server.";
+Exit codes:
+  0  the answer was printed
+  1  the answer is no, such as 'not found', or there was none
+  2  bad usage, or there is no server";
 
 /// Why there is nothing to print.
 enum Problem {

@@ -79,6 +79,8 @@ pub(crate) struct Demo {
     #[arg(long, value_enum, default_value_t = Mappings::Both)]
     mapping: Mappings,
     /// Print one JSON object instead of tables
+    ///
+    /// Its fields are those of the first mapping; those of the static mapping are under `static`.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -94,8 +96,11 @@ Examples:
   scalerpc demo --mapping virtual --mix stat=90,readdir=10 --slice-us 200
   scalerpc demo --json | tail -n1 | jq .throughput_ops
 
-Exit codes: 0 all answers are right; 1 an answer is wrong, a call failed or a client process
-crashed (one that somebody else killed is reported, and no failure); 2 it could not begin.";
+Exit codes:
+  0  all answers are right; a client process that somebody else has killed is
+     reported, and no failure
+  1  an answer is wrong, a call failed, or a client process crashed
+  2  it could not begin";
 
 /// The whole report, for programs.
 #[derive(Serialize)]

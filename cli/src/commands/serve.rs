@@ -57,8 +57,10 @@ Examples:
   scalerpc serve --socket /tmp/meta.sock
   scalerpc serve --socket /tmp/meta.sock --tree /etc --clients-max 4000
 
-Exit codes: 0 it was ended by Ctrl-C or SIGTERM; 1 the counters could not be written; 2 it could not
-begin, for example because another server is alive at that path.";
+Exit codes:
+  0  it was ended by Ctrl-C or SIGTERM
+  1  the counters could not be written
+  2  it could not begin, for example because a live server is at that path";
 
 #[derive(Serialize)]
 struct ServeJson {
