@@ -7,7 +7,7 @@
 
 mod shm_common;
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
@@ -304,10 +304,25 @@ fn a_silent_client_delays_nobody() {
 fn child_process() {
     let Some((room, path)) = role() else { return };
     let _server = serve(&path, 4);
-    // The next descriptor is the lowest that is free; the limit is one more than the highest number.
-    let probe = rustix::io::dup(std::io::stdin()).unwrap();
-    let next = std::os::fd::AsRawFd::as_raw_fd(&probe) as u64;
-    drop(probe);
+    // The limit is one more than the highest number that may be in use, so gaps below have to be filled:
+    // what starts the tests may have left some.
+    let names = std::fs::read_dir("/proc/self/fd").unwrap();
+    let in_use = names.map(|name| {
+        name.unwrap()
+            .file_name()
+            .to_str()
+            .unwrap()
+            .parse::<i32>()
+            .unwrap()
+    });
+    let highest = in_use.max().unwrap();
+    let next = loop {
+        let filler = rustix::io::dup(std::io::stdin()).unwrap();
+        if filler.as_raw_fd() > highest {
+            break filler.as_raw_fd() as u64;
+        }
+        std::mem::forget(filler);
+    };
     let limit = rustix::process::Rlimit {
         current: Some(next + room.parse::<u64>().unwrap()),
         maximum: rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum,

@@ -1,6 +1,6 @@
 //! A simulated fabric with virtual time, seeds and faults, and the checks that run on it.
 //!
-//! [`World`](world::World) runs the real engines of `scalerpc-core` on reliable connections that are
+//! [`World`] runs the real engines of `scalerpc-core` on reliable connections that are
 //! no better than they promise to be, and checks the protocol's rules at every step. The same seed gives
 //! the same run.
 
