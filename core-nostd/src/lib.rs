@@ -11,6 +11,10 @@
 pub mod client;
 pub mod geometry;
 pub mod memory;
+#[cfg(not(scalerpc_mutant))]
+mod mutant;
+#[cfg(scalerpc_mutant)]
+pub mod mutant;
 pub mod post;
 pub mod server;
 pub mod store;

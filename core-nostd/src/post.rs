@@ -4,6 +4,7 @@
 //! side's memory, remote addresses offsets in the peer's exposed memory.
 
 use crate::geometry::Geometry;
+use crate::mutant::{self, Bug};
 
 /// What a work request was for; part of its [`WrId`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -187,7 +188,8 @@ impl SendQueue {
     /// True if `n` more can be posted now.
     #[inline]
     pub fn has_room(&self, n: u32) -> bool {
-        self.outstanding() + n <= self.depth
+        let more = u32::from(mutant::is(Bug::QueueOverfilled));
+        self.outstanding() + n <= self.depth + more
     }
 
     /// Posted, and not known to be done.
@@ -206,7 +208,8 @@ impl SendQueue {
     pub fn post(&mut self, want_signal: bool) -> (u32, bool) {
         debug_assert!(self.has_room(1), "posted past the depth of the send queue");
         self.posted = self.posted.wrapping_add(1);
-        let signaled = want_signal || self.posted.wrapping_sub(self.signaled) >= self.depth / 2;
+        let due = self.posted.wrapping_sub(self.signaled) >= self.depth / 2;
+        let signaled = want_signal || (due && !mutant::is(Bug::SignalsTooSeldom));
         if signaled {
             self.signaled = self.posted;
         }
@@ -221,7 +224,10 @@ impl SendQueue {
 
     /// Everything up to `sequence` is done. A sequence number that is not outstanding is ignored.
     #[inline]
-    pub fn retire(&mut self, sequence: u32) {
+    pub fn retire(&mut self, mut sequence: u32) {
+        if mutant::is(Bug::RetiredTooMany) && sequence != self.posted {
+            sequence = sequence.wrapping_add(1);
+        }
         let done = sequence.wrapping_sub(self.retired);
         if done <= self.outstanding() {
             self.retired = sequence;

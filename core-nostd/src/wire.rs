@@ -15,6 +15,7 @@
 use crc::{CRC_32_ISCSI, Crc, Digest};
 
 use crate::memory::Memory;
+use crate::mutant::{self, Bug};
 
 /// Bytes of a cache line; messages are whole lines.
 pub const LINE: usize = 64;
@@ -188,6 +189,15 @@ pub const fn valid_word(owner: u64, valid: u64) -> u64 {
     valid ^ owner
 }
 
+/// [`valid_word`], for the engines.
+#[inline]
+pub(crate) fn last_word(owner: u64, valid: u64) -> u64 {
+    if mutant::is(Bug::ValidWithoutOwner) || mutant::is(Bug::OwnerIgnored) {
+        return valid;
+    }
+    valid_word(owner, valid)
+}
+
 /// Completes a message whose payload is in place: writes the extension and the trailer, `valid` last.
 ///
 /// The message ends at `end`, and its payload must already be at [`payload_at`].
@@ -216,7 +226,7 @@ pub fn seal<M: Memory>(
     }
     memory.store(end - 16, second);
     // Ordering: pairs with the acquire in `observe`, here or, after a WRITE, at the peer.
-    memory.store_release(end - 8, valid_word(owner, valid));
+    memory.store_release(end - 8, last_word(owner, valid));
 }
 
 /// Looks for the message with number `valid` from `owner` in the block of `size` bytes that ends at
@@ -238,7 +248,9 @@ pub fn observe<M: Memory>(
     placement: Placement,
 ) -> Result<Option<Message>, Violation> {
     // Ordering: pairs with the release in `seal`, or with the last word of the WRITE that brought it.
-    if memory.load_acquire(end - 8) != valid_word(owner, valid) || memory.load(end - 32) != owner {
+    if memory.load_acquire(end - 8) != last_word(owner, valid)
+        || (memory.load(end - 32) != owner && !mutant::is(Bug::OwnerIgnored))
+    {
         return Ok(None);
     }
     // Each word is read once: a peer may change it between two looks.
@@ -246,12 +258,15 @@ pub fn observe<M: Memory>(
     let head = Head::from_words(memory.load(end - 24), second);
     let fault = if head.flags & !FLAGS_KNOWN != 0 {
         Some(Violation::Flags)
-    } else if head.len as usize > size || span(head.len as usize, head.flags) > size {
+    } else if (head.len as usize > size || span(head.len as usize, head.flags) > size)
+        && !mutant::is(Bug::LengthIgnored)
+    {
         Some(Violation::Length)
     } else {
         None
     };
     if placement == Placement::AnyOrder
+        && !mutant::is(Bug::CrcIgnored)
         && (fault.is_some() || message_crc(memory, end, owner, head, valid) != second as u32)
     {
         return Ok(None);
@@ -282,7 +297,7 @@ fn read_ext<M: Memory>(memory: &M, end: usize) -> Ext {
 fn message_crc<M: Memory>(memory: &M, end: usize, owner: u64, head: Head, valid: u64) -> u32 {
     let mut digest = CRC_32C.digest();
     let (first, second) = head.words();
-    for word in [owner, first, second, valid_word(owner, valid)] {
+    for word in [owner, first, second, last_word(owner, valid)] {
         digest.update(&word.to_le_bytes());
     }
     let len = head.len as usize;

@@ -18,6 +18,7 @@ pub use ring::{Answer, Failed};
 
 use crate::geometry::{Geometry, Mapping};
 use crate::memory::Memory;
+use crate::mutant::{self, Bug};
 use crate::post::{Completion, Limits, SendQueue, WcStatus, WrId, WrKind, WriteWr};
 use crate::store::Store;
 use crate::wire::{self, Entry, Head, LINE, Placement};
@@ -251,7 +252,7 @@ impl<S: Store> ClientEngine<S> {
         let ring = self.geometry.ring(self.conn.connection);
         (
             ring + self.geometry.ring_slot_end(self.ring_next) - 8,
-            wire::valid_word(self.conn.owner, self.ring_next),
+            wire::last_word(self.conn.owner, self.ring_next),
         )
     }
 
@@ -289,7 +290,8 @@ impl<S: Store> ClientEngine<S> {
         let number = self.next_call;
         // The block of call n - window is free once the server took that call; it takes calls in
         // order, so an answer to it or to a later one shows that.
-        if self.outstanding == window || number > self.answered_max + u64::from(window) {
+        let early = number > self.answered_max + u64::from(window);
+        if self.outstanding == window || (early && !mutant::is(Bug::BlockReusedEarly)) {
             return Err(CallError::WindowFull);
         }
         let slot = self.free_record().ok_or(CallError::WindowFull)?;
@@ -338,8 +340,8 @@ impl<S: Store> ClientEngine<S> {
 
     fn is_free(&mut self, slot: u32) -> bool {
         let record = &mut self.calls[slot as usize];
-        if record.state == RecordState::Held && record.sequence.is_none_or(|it| self.sq.is_done(it))
-        {
+        let done = record.sequence.is_none_or(|it| self.sq.is_done(it));
+        if record.state == RecordState::Held && (done || mutant::is(Bug::RequestSlotEarly)) {
             record.state = RecordState::Free;
         }
         record.state == RecordState::Free
@@ -366,6 +368,12 @@ impl<S: Store> ClientEngine<S> {
     #[inline]
     pub fn next_write<M: Memory>(&mut self, exposed: &M, private: &M) -> Option<WriteWr> {
         self.sq_before = self.sq;
+        let told = self.state == ClientState::Process && self.quiet == self.epoch;
+        if mutant::is(Bug::QuietTooEarly) && told && self.words_free() && self.sq.has_room(1) {
+            let write = self.write_quiet(private);
+            self.quiet = 0;
+            return write;
+        }
         if self.demand_owed {
             return self.write_demand(private);
         }
@@ -423,7 +431,7 @@ impl<S: Store> ClientEngine<S> {
 
     /// True if the entry image and the words beside it may be written anew.
     fn words_free(&self) -> bool {
-        self.words.is_none_or(|sequence| self.sq.is_done(sequence))
+        mutant::is(Bug::EntryImageEarly) || self.words.is_none_or(|it| self.sq.is_done(it))
     }
 
     /// State Idle: stages all parked requests, and writes the endpoint entry.
@@ -463,7 +471,7 @@ impl<S: Store> ClientEngine<S> {
         );
         self.sent = self.next_call - 1;
         self.state = ClientState::Warmup;
-        self.demand_owed = true;
+        self.demand_owed = !mutant::is(Bug::DemandForgotten) || self.entry % 8 != 0;
         self.counters.entries += 1;
         self.counters.staged += u64::from(count);
         let remote = self.geometry.endpoint(self.conn.seat);
@@ -513,11 +521,14 @@ impl<S: Store> ClientEngine<S> {
     /// The back end refused the last WRITE of [`next_write`](Self::next_write), because its tenancy is
     /// revoked. The call is parked again; the switch event that says so is on its way.
     pub fn refused(&mut self) {
+        if mutant::is(Bug::RefusalIgnored) {
+            return;
+        }
         self.sq = self.sq_before;
         let slot = self.slot_of(self.sent);
         self.calls[slot as usize].sequence = None;
         self.sent -= 1;
-        self.barred = true;
+        self.barred = !mutant::is(Bug::RefusalNotBarring);
         self.counters.direct_writes -= 1;
         self.counters.refused += 1;
     }

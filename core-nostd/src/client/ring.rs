@@ -2,6 +2,7 @@
 
 use super::{ClientEngine, ClientState, RecordState};
 use crate::memory::Memory;
+use crate::mutant::{self, Bug};
 use crate::store::Store;
 use crate::wire::{
     self, Ext, FLAG_ACTIVATE, FLAG_CONTROL, FLAG_SWITCH, Message, Status, Violation,
@@ -109,8 +110,10 @@ impl<S: Store> ClientEngine<S> {
         }
         record.state = RecordState::Held;
         self.outstanding -= 1;
-        self.answered_max = self.answered_max.max(record.number);
-        if record.cancelled {
+        if !mutant::is(Bug::AnswersNotCounted) {
+            self.answered_max = self.answered_max.max(record.number);
+        }
+        if record.cancelled && !mutant::is(Bug::CancelIgnored) {
             return Ok(None);
         }
         self.counters.answered += 1;
@@ -150,7 +153,8 @@ impl<S: Store> ClientEngine<S> {
             return Err(Violation::Mapping);
         }
         self.state = ClientState::Idle;
-        self.sent = ext.consumed;
+        let forgotten = mutant::is(Bug::ParkedCallForgotten) && ext.consumed < self.sent;
+        self.sent = ext.consumed + u64::from(forgotten);
         self.epoch = ext.epoch;
         self.quiet = 0;
         self.barred = false;
@@ -174,7 +178,8 @@ impl<S: Store> ClientEngine<S> {
                 return Some(Failed {
                     call: record.number,
                     tag: record.tag,
-                    may_have_run: record.number <= self.sent,
+                    may_have_run: (record.number <= self.sent && !mutant::is(Bug::LostCallNotSent))
+                        || mutant::is(Bug::ParkedCallUnknown),
                 });
             }
         }

@@ -46,7 +46,7 @@ pub struct OpenConn {
     pub staging_at: usize,
 }
 
-/// A request that was taken: run the handler, then [`ServerEngine::reply`].
+/// A request that was taken: run the handler, then [`ServerEngine::reply`](super::ServerEngine::reply).
 ///
 /// Until then the request's bytes belong to the server, and so do those of the response buffer.
 #[derive(Debug, PartialEq, Eq)]
@@ -80,14 +80,14 @@ pub enum Action {
     Write(WriteWr),
     /// Post a READ.
     Read(ReadWr),
-    /// Revoke the connection's tenancies up to this epoch; then [`ServerEngine::revoked`].
+    /// Revoke the connection's tenancies up to this epoch; then [`ServerEngine::revoked`](super::ServerEngine::revoked).
     Revoke {
         /// Seat of the connection.
         seat: u32,
         /// The last tenancy that is revoked.
         epoch: u64,
     },
-    /// Fence the connection and end it; then, once that is done, [`ServerEngine::gone`].
+    /// Fence the connection and end it; then, once that is done, [`ServerEngine::gone`](super::ServerEngine::gone).
     Close {
         /// Seat of the connection.
         seat: u32,

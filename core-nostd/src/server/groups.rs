@@ -2,6 +2,7 @@
 
 use super::records::{Group, NONE};
 use super::{Queue, ServerEngine};
+use crate::mutant::{self, Bug};
 use crate::store::Store;
 
 impl<S: Store> ServerEngine<S> {
@@ -84,6 +85,11 @@ impl<S: Store> ServerEngine<S> {
         }
         record.queued = true;
         record.next = NONE;
+        if mutant::is(Bug::LastComeFirstServed) && self.ready.head != NONE {
+            record.next = self.ready.head;
+            self.ready.head = group;
+            return;
+        }
         let tail = self.ready.tail;
         self.ready.tail = group;
         match tail {
@@ -179,6 +185,7 @@ impl<S: Store> ServerEngine<S> {
     fn may_merge(&self, group: u32) -> bool {
         let Group { len, wait_head, .. } = self.memory.groups[group as usize];
         len > 0
+            && !mutant::is(Bug::NeverMerged)
             && len < self.geometry.group_size().div_ceil(2)
             && wait_head == NONE
             && !self.is_served(group)

@@ -25,6 +25,7 @@ pub use records::{
 
 use crate::geometry::{Geometry, Mapping};
 use crate::memory::Memory;
+use crate::mutant::{self, Bug};
 use crate::post::{Completion, Limits, SendQueue, WcStatus, WrKind};
 use crate::store::Store;
 use crate::wire::{self, Violation};
@@ -277,7 +278,7 @@ impl<S: Store> ServerEngine<S> {
         Active {
             seat,
             awaited_at: end - 8,
-            awaited: wire::valid_word(conn.owner, conn.next_call),
+            awaited: wire::last_word(conn.owner, conn.next_call),
         }
     }
 
@@ -303,7 +304,9 @@ impl<S: Store> ServerEngine<S> {
         }
         let (zone, sq_sequence) = (conn.zone, conn.sq.last());
         self.detach(seat);
-        self.retire(seat, sq_sequence);
+        if !mutant::is(Bug::SendSlotLost) {
+            self.retire(seat, sq_sequence);
+        }
         if zone != NONE {
             self.counters.zones_fenced += 1;
             match self.geometry.mapping() {
@@ -366,6 +369,10 @@ impl<S: Store> ServerEngine<S> {
         let conn = &mut self.memory.conns[seat as usize];
         conn.state = ConnState::Closing;
         conn.next = NONE;
+        let zone = conn.zone;
+        if mutant::is(Bug::FenceNotAwaited) && zone != NONE && self.geometry.pools() > 1 {
+            self.free_zone(zone);
+        }
         let tail = self.closing.tail;
         self.closing.tail = seat;
         match tail {

@@ -3,6 +3,7 @@
 use super::records::{ConnState, NONE, Zone, ZoneState};
 use super::{Action, ServerEngine};
 use crate::memory::Memory;
+use crate::mutant::{self, Bug};
 use crate::store::Store;
 use crate::wire::ENTRY_QUIET_AT;
 
@@ -99,6 +100,9 @@ impl<S: Store> ServerEngine<S> {
                     self.memory.zones[zone as usize].since_ns = self.now_ns;
                     return Some(Action::Write(write));
                 }
+                if mutant::is(Bug::OwedEventForgotten) {
+                    self.memory.zones[zone as usize].event_owed = false;
+                }
                 if self.now_ns.saturating_sub(since_ns) >= self.config.fence_after_ns {
                     self.failed(seat);
                 }
@@ -106,17 +110,26 @@ impl<S: Store> ServerEngine<S> {
             }
             // Ordering: pairs with the release of the quiet word, which the client writes after all
             // its WRITEs to the zone.
-            if exposed.load_acquire(self.geometry.endpoint(seat) + ENTRY_QUIET_AT) == epoch {
+            let quiet = exposed.load_acquire(self.geometry.endpoint(seat) + ENTRY_QUIET_AT);
+            let any = mutant::is(Bug::QuietOfAnyTenancy) && quiet != 0;
+            if quiet == epoch || any || mutant::is(Bug::QuietNotAwaited) {
                 self.counters.zones_quiet += 1;
                 self.free_zone(zone);
                 continue;
             }
             let waited_ns = self.now_ns.saturating_sub(since_ns);
-            if self.limits.can_revoke && waited_ns >= self.config.revoke_after_ns {
+            if self.limits.can_revoke
+                && waited_ns >= self.config.revoke_after_ns
+                && !mutant::is(Bug::RevocationForgotten)
+            {
                 self.memory.zones[zone as usize].since_ns = self.now_ns;
+                if mutant::is(Bug::RevocationNotAwaited) {
+                    self.free_zone(zone);
+                }
                 return Some(Action::Revoke { seat, epoch });
             }
-            if !self.limits.can_revoke && waited_ns >= self.config.fence_after_ns {
+            let silent = !self.limits.can_revoke && waited_ns >= self.config.fence_after_ns;
+            if silent && !mutant::is(Bug::FenceForgotten) {
                 self.failed(seat);
             }
         }

@@ -1,5 +1,6 @@
 //! The fixed records that the server keeps: connections, zones, groups.
 
+use crate::mutant::{self, Bug};
 use crate::post::SendQueue;
 use crate::store::Store;
 use crate::wire::Violation;
@@ -81,7 +82,11 @@ impl Conn {
     /// True if `n` work requests can be posted besides the answers that are owed (rule R11).
     #[inline]
     pub(super) fn has_room(&self, n: u32) -> bool {
-        self.sq.has_room(n + u32::from(self.answers_owed))
+        let owed = match mutant::is(Bug::AnswersOwedIgnored) {
+            true => 0,
+            false => u32::from(self.answers_owed),
+        };
+        self.sq.has_room(n + owed)
     }
 }
 

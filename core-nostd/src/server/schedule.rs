@@ -4,6 +4,7 @@ use super::records::{ConnState, NONE};
 use super::{Action, NO_TENANCY, ServerEngine, Tenancy};
 use crate::geometry::Mapping;
 use crate::memory::Memory;
+use crate::mutant::{self, Bug};
 use crate::post::{ReadWr, WrId, WrKind};
 use crate::store::Store;
 use crate::wire::{Entry, LINE, Violation};
@@ -94,6 +95,10 @@ impl<S: Store> ServerEngine<S> {
 
     /// A client's byte of the demand map has changed: takes its endpoint entry, if there is a new one.
     fn accept_entry<M: Memory>(&mut self, seat: u32, exposed: &M) {
+        if mutant::is(Bug::DemandSeenEarly) {
+            let byte = exposed.load_byte_acquire(self.geometry.demand_byte(seat));
+            self.memory.demand_seen[seat as usize] = byte;
+        }
         let conn = &self.memory.conns[seat as usize];
         if conn.waiting || !matches!(conn.state, ConnState::Idle | ConnState::Leaving) {
             return;
@@ -111,7 +116,9 @@ impl<S: Store> ServerEngine<S> {
             return;
         }
         let conn = &mut self.memory.conns[seat as usize];
-        conn.entry = number;
+        if !mutant::is(Bug::EntryTwice) {
+            conn.entry = number;
+        }
         conn.staged_at = entry.staged_at as usize;
         conn.staged_stride = entry.stride;
         // At most a window, which `WINDOW_MAX` keeps below 2^16.
@@ -129,21 +136,26 @@ impl<S: Store> ServerEngine<S> {
     fn check_entry(&self, seat: u32, entry: &Entry) -> Result<(), Violation> {
         let conn = &self.memory.conns[seat as usize];
         let owed = conn.zone != NONE && self.memory.zones[conn.zone as usize].event_owed;
-        if entry.quiet_epoch != conn.told_epoch || owed {
+        let quiet = entry.quiet_epoch == conn.told_epoch || mutant::is(Bug::EntryQuietIgnored);
+        if !quiet || owed {
             return Err(Violation::Mapping);
         }
-        if entry.first_call != conn.next_call
-            || entry.count == 0
-            || entry.count > self.geometry.window()
-        {
+        let counted =
+            (1..=self.geometry.window()).contains(&entry.count) || mutant::is(Bug::CountIgnored);
+        let next = entry.first_call == conn.next_call || mutant::is(Bug::FirstCallIgnored);
+        if !next || !counted {
             return Err(Violation::Calls);
         }
         let stride = entry.stride as usize;
-        if stride == 0 || stride % LINE != 0 || stride > self.geometry.request_block_bytes() {
+        let odd = stride == 0 || stride % LINE != 0 || stride > self.geometry.request_block_bytes();
+        if odd && !mutant::is(Bug::StrideIgnored) {
             return Err(Violation::Staging);
         }
         let start = conn.staging_at as u64;
         let end = start + self.geometry.staging_bytes() as u64;
+        if mutant::is(Bug::StagedAtIgnored) {
+            return Ok(());
+        }
         let bytes = stride as u64 * u64::from(entry.count);
         let staged_end = entry
             .staged_at
@@ -165,6 +177,9 @@ impl<S: Store> ServerEngine<S> {
             return None;
         }
         if self.free_zones[pool as usize] == 0 {
+            if mutant::is(Bug::WaiterForgotten) {
+                self.take_waiting(group);
+            }
             if pool == self.processing {
                 // Those who cannot join the present slice wait for the group's next one.
                 self.queue_group(group);
@@ -195,7 +210,10 @@ impl<S: Store> ServerEngine<S> {
         let (sequence, _) = conn.sq.post(true);
         let read = ReadWr {
             connection: seat,
-            remote: conn.staged_at + conn.staged_asked as usize * conn.staged_stride as usize,
+            remote: match mutant::is(Bug::SecondReadMisplaced) {
+                true => conn.staged_at,
+                false => conn.staged_at + conn.staged_asked as usize * conn.staged_stride as usize,
+            },
             stride: conn.staged_stride as usize,
             count,
             first_call: conn.next_call + u64::from(conn.staged_asked),
@@ -216,12 +234,20 @@ impl<S: Store> ServerEngine<S> {
     pub(super) fn fetched(&mut self, seat: u32) {
         let conn = &self.memory.conns[seat as usize];
         let (zone, whole) = (conn.zone, conn.staged_asked == conn.staged_count);
-        if conn.state != ConnState::Fetching || conn.reads_pending > 0 || !whole {
+        let done = (conn.reads_pending == 0 && whole) || mutant::is(Bug::FirstReadSuffices);
+        if conn.state != ConnState::Fetching || !done {
             return;
         }
         let pool = self.place(zone).0 as usize;
         if self.in_tenancy(zone) {
             self.tenancies[pool].fetching -= 1;
+        } else if mutant::is(Bug::LateFetchForgotten) {
+            return;
+        } else if mutant::is(Bug::LateFetchAnew) {
+            self.free_zone(zone);
+            self.memory.conns[seat as usize].state = ConnState::Idle;
+            self.wait(seat);
+            return;
         } else {
             self.admit_late(seat, zone);
         }
@@ -245,7 +271,7 @@ impl<S: Store> ServerEngine<S> {
     }
 
     fn begin_tenancy(&mut self, pool: usize, group: u32) {
-        self.last_epoch += 1;
+        self.last_epoch += u64::from(!mutant::is(Bug::EpochReused) || self.last_epoch == 0);
         self.tenancies[pool] = Tenancy {
             group,
             epoch: self.last_epoch,
@@ -268,6 +294,7 @@ impl<S: Store> ServerEngine<S> {
         if next.group != NONE {
             // Nobody of it could be mapped, or its fetches hang: others must not wait for that.
             let hangs = self.now_ns.saturating_sub(next.chosen_ns) >= self.config.time_slice_ns;
+            let hangs = hangs && !mutant::is(Bug::HungFetchAwaited);
             let stuck = next.active == 0 && (next.fetching == 0 || hangs);
             if !stuck || self.fetch_seat != NONE || self.ready.head == NONE {
                 return;
@@ -286,7 +313,7 @@ impl<S: Store> ServerEngine<S> {
     fn turn(&mut self) {
         let current = self.tenancies[self.processing as usize];
         let next = self.tenancies[(1 - self.processing) as usize];
-        let over = self.slice_left_ns == 0;
+        let over = self.slice_left_ns == 0 && !mutant::is(Bug::SliceEndless);
         if self.draining || (current.active == 0 && next.active > 0) {
             if current.active == 0 {
                 self.switch();
@@ -296,6 +323,9 @@ impl<S: Store> ServerEngine<S> {
                 self.draining = true;
                 self.drain_budget = self.geometry.window();
             }
+        } else if over && current.group != NONE && mutant::is(Bug::IdleGroupsServed) {
+            self.draining = true;
+            self.drain_budget = self.geometry.window();
         } else if over && current.group != NONE {
             self.begin_slice();
         }
@@ -317,7 +347,9 @@ impl<S: Store> ServerEngine<S> {
         self.begin_slice();
         if old != NONE {
             self.counters.switches += 1;
-            self.queue_group(old);
+            if !mutant::is(Bug::GroupNotQueued) {
+                self.queue_group(old);
+            }
             self.merge_step(old);
         }
     }

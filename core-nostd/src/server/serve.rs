@@ -3,6 +3,7 @@
 use super::records::{Active, ConnState, NONE};
 use super::{Action, Call, ServerEngine};
 use crate::memory::Memory;
+use crate::mutant::{self, Bug};
 use crate::post::{WrId, WrKind, WriteWr};
 use crate::store::Store;
 use crate::wire::{
@@ -72,10 +73,14 @@ impl<S: Store> ServerEngine<S> {
                 None
             };
             if let Some(call) = call {
-                self.drain_budget -= 1;
+                self.drain_budget -= u32::from(!mutant::is(Bug::DrainEndless));
                 return Some(Action::Call(call));
             }
             if self.memory.conns[seat as usize].state != ConnState::Active {
+                continue;
+            }
+            if mutant::is(Bug::EventForgotten) {
+                self.quarantine(seat, true);
                 continue;
             }
             let event = self.switch_event(seat, private);
@@ -97,9 +102,14 @@ impl<S: Store> ServerEngine<S> {
         let size = self.geometry.request_block_bytes();
         let placement = self.limits.placement;
         match wire::observe(exposed, end, size, conn.owner, conn.next_call, placement) {
-            Ok(Some(message)) if message.head.flags != 0 => Err(Violation::Flags),
+            Ok(Some(message)) if message.head.flags != 0 && !mutant::is(Bug::FlagsIgnored) => {
+                Err(Violation::Flags)
+            }
             // Blocks are whole lines, so there may be room for more than was agreed.
-            Ok(Some(message)) if message.head.len > self.geometry.config().request_max_bytes => {
+            Ok(Some(message))
+                if message.head.len > self.geometry.config().request_max_bytes
+                    && !mutant::is(Bug::LengthIgnored) =>
+            {
                 Err(Violation::Length)
             }
             other => other,
@@ -109,6 +119,12 @@ impl<S: Store> ServerEngine<S> {
     /// Takes the connection's next call, if it has come and can be answered.
     #[inline]
     fn take<M: Memory>(&mut self, seat: u32, exposed: &M) -> Option<Call> {
+        if mutant::is(Bug::CallsSwapped) {
+            self.memory.conns[seat as usize].next_call += 1;
+            if !matches!(self.look(seat, exposed), Ok(Some(_))) {
+                self.memory.conns[seat as usize].next_call -= 1;
+            }
+        }
         let message = match self.look(seat, exposed) {
             Ok(message) => message?,
             Err(why) => {
@@ -151,7 +167,7 @@ impl<S: Store> ServerEngine<S> {
         let conn = &self.memory.conns[seat as usize];
         // When half of the slots are gone, a connection gets its next one when its last completion has
         // come: one whose completions do not come cannot take the slots that the others need (rule R6).
-        let hoards = self.slots_scarce() && conn.sq.reports();
+        let hoards = self.slots_scarce() && conn.sq.reports() && !mutant::is(Bug::SendSlotsHoarded);
         if slot == NONE || hoards || !conn.has_room(1) {
             self.counters.stalls += 1;
             return None;
@@ -194,6 +210,9 @@ impl<S: Store> ServerEngine<S> {
         let ended = matches!(conn.state, ConnState::Free | ConnState::Closing);
         if ended || conn.generation != call.generation {
             self.return_slot(call.send_slot);
+            if mutant::is(Bug::SendSlotTwice) {
+                self.return_slot(call.send_slot);
+            }
             return None;
         }
         conn.answers_owed -= 1;
@@ -214,7 +233,9 @@ impl<S: Store> ServerEngine<S> {
         let write = self.respond(seat, call.send_slot, head, private);
         if last {
             self.counters.switch_events_ridden += 1;
-            self.quarantine(seat, true);
+            if !mutant::is(Bug::ServedAfterEvent) {
+                self.quarantine(seat, true);
+            }
         }
         Some(write)
     }
@@ -250,8 +271,12 @@ impl<S: Store> ServerEngine<S> {
         let conn = &mut self.memory.conns[seat as usize];
         let ext = (head.flags & FLAG_EXT != 0).then(|| Ext {
             epoch: self.memory.zones[conn.zone as usize].epoch,
-            consumed: conn.next_call - 1,
-            zone,
+            consumed: conn.next_call - 1 + u64::from(mutant::is(Bug::ConsumedTooHigh))
+                - u64::from(mutant::is(Bug::ConsumedTooLow) && conn.next_call > 1),
+            zone: match mutant::is(Bug::WrongZone) {
+                true => (zone + 1) % self.geometry.zones(),
+                false => zone,
+            },
             pool,
         });
         if head.flags & FLAG_ACTIVATE != 0 {
@@ -277,10 +302,11 @@ impl<S: Store> ServerEngine<S> {
         // holds one is, so that they all come back (rule R5).
         let inline = span <= self.limits.inline_max;
         let holds_scarce = scarce && !inline;
-        let (sequence, signaled) = conn.sq.post(holds_scarce || head.flags & FLAG_SWITCH != 0);
+        let event = head.flags & FLAG_SWITCH != 0 && !mutant::is(Bug::EventUnsignaled);
+        let (sequence, signaled) = conn.sq.post(holds_scarce || event);
         let remote = conn.ring_at + self.geometry.ring_slot_end(position) - span;
         let wr_id = WrId::new(WrKind::Write, conn.generation, seat, sequence);
-        if inline {
+        if inline || mutant::is(Bug::SendSlotEarly) {
             self.return_slot(slot);
         } else {
             self.hold_slot(seat, slot, sequence);
