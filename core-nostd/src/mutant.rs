@@ -1,0 +1,182 @@
+//! Deliberate bugs, to show that the simulation notices them.
+//!
+//! With `--cfg scalerpc_mutant` one of them can be turned on while the program runs; in any other build
+//! `is` is false where it is compiled, and nothing of this is left.
+
+/// Lists the bugs, once.
+macro_rules! bugs {
+    ($($(#[doc = $what:literal])+ $bug:ident = $name:literal,)+) => {
+        /// What can be wrong.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Bug {
+            $($(#[doc = $what])+ $bug,)+
+        }
+
+        #[cfg(scalerpc_mutant)]
+        impl Bug {
+            /// Every bug.
+            pub const ALL: &[Self] = &[$(Self::$bug),+];
+
+            /// What it is called.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$bug => $name,)+
+                }
+            }
+        }
+    };
+}
+
+bugs! {
+    /// A zone leaves quarantine without a quiet message.
+    QuietNotAwaited = "quiet-not-awaited",
+    /// A quiet message about any tenancy frees a zone.
+    QuietOfAnyTenancy = "quiet-of-any-tenancy",
+    /// A zone is free as soon as its revocation is asked for.
+    RevocationNotAwaited = "revocation-not-awaited",
+    /// A zone is free as soon as its connection is to be closed, fenced or not.
+    FenceNotAwaited = "fence-not-awaited",
+    /// A client that does not answer is never fenced.
+    FenceForgotten = "fence-forgotten",
+    /// A tenancy that is over is never revoked.
+    RevocationForgotten = "revocation-forgotten",
+    /// Epochs are used again.
+    EpochReused = "epoch-reused",
+    /// `valid` is the plain number.
+    ValidWithoutOwner = "valid-without-owner",
+    /// `valid` is the plain number, and the owner is not looked at either.
+    OwnerIgnored = "owner-ignored",
+    /// A message counts as arrived whatever its CRC says.
+    CrcIgnored = "crc-ignored",
+    /// The length that a message states is not checked.
+    LengthIgnored = "length-ignored",
+    /// The flags that a request states are not checked.
+    FlagsIgnored = "flags-ignored",
+    /// A switch event says that one call more was taken.
+    ConsumedTooHigh = "consumed-too-high",
+    /// A switch event says that one call less was taken.
+    ConsumedTooLow = "consumed-too-low",
+    /// When calls are parked again, one is forgotten.
+    ParkedCallForgotten = "parked-call-forgotten",
+    /// A call is taken before the one that comes before it.
+    CallsSwapped = "calls-swapped",
+    /// Calls run after the switch event was sent.
+    ServedAfterEvent = "served-after-event",
+    /// The switch event is not sent.
+    EventForgotten = "event-forgotten",
+    /// A switch event that found the send queue full is not sent later.
+    OwedEventForgotten = "owed-event-forgotten",
+    /// An endpoint entry is accepted again.
+    EntryTwice = "entry-twice",
+    /// The first call of an entry is not checked.
+    FirstCallIgnored = "first-call-ignored",
+    /// The count of an entry is not checked.
+    CountIgnored = "count-ignored",
+    /// The stride of an entry is not checked.
+    StrideIgnored = "stride-ignored",
+    /// The address in an entry is not checked.
+    StagedAtIgnored = "staged-at-ignored",
+    /// The quiet epoch of an entry is not checked.
+    EntryQuietIgnored = "entry-quiet-ignored",
+    /// The demand map counts as seen although the entry was not taken.
+    DemandSeenEarly = "demand-seen-early",
+    /// The zone that the client is told is its neighbour.
+    WrongZone = "wrong-zone",
+    /// A connection is served when the first READ of its batch is done.
+    FirstReadSuffices = "first-read-suffices",
+    /// The READs of a batch go on from the wrong message.
+    SecondReadMisplaced = "second-read-misplaced",
+    /// A fetch that outlasts its tenancy is forgotten.
+    LateFetchForgotten = "late-fetch-forgotten",
+    /// A fetch that outlasts its tenancy is begun anew.
+    LateFetchAnew = "late-fetch-anew",
+    /// A group waits for a fetch that hangs.
+    HungFetchAwaited = "hung-fetch-awaited",
+    /// A connection that finds no zone loses its place in the queue.
+    WaiterForgotten = "waiter-forgotten",
+    /// A group whose slice is over is not queued again.
+    GroupNotQueued = "group-not-queued",
+    /// The group that came last is served first.
+    LastComeFirstServed = "last-come-first-served",
+    /// A slice never ends while calls come.
+    SliceEndless = "slice-endless",
+    /// There is no end to what a drain takes.
+    DrainEndless = "drain-endless",
+    /// Groups take turns although only one has demand.
+    IdleGroupsServed = "idle-groups-served",
+    /// Small groups are never merged.
+    NeverMerged = "never-merged",
+    /// Completions are asked for too seldom.
+    SignalsTooSeldom = "signals-too-seldom",
+    /// Switch events do not ask for a completion.
+    EventUnsignaled = "event-unsignaled",
+    /// One work request too many counts as done.
+    RetiredTooMany = "retired-too-many",
+    /// The send queue counts as having room for one more.
+    QueueOverfilled = "queue-overfilled",
+    /// The places that answers need in the send queue are given away.
+    AnswersOwedIgnored = "answers-owed-ignored",
+    /// A send slot is free as soon as its WRITE is posted.
+    SendSlotEarly = "send-slot-early",
+    /// The send slot of a call whose connection ended is freed twice.
+    SendSlotTwice = "send-slot-twice",
+    /// The send slots of a connection that ended are not freed.
+    SendSlotLost = "send-slot-lost",
+    /// One connection may take all send slots.
+    SendSlotsHoarded = "send-slots-hoarded",
+    /// A request slot is free as soon as its call is answered.
+    RequestSlotEarly = "request-slot-early",
+    /// The entry image is written anew before its WRITE is done.
+    EntryImageEarly = "entry-image-early",
+    /// The client makes nothing of a refused WRITE.
+    RefusalIgnored = "refusal-ignored",
+    /// The client goes on writing after a refused WRITE.
+    RefusalNotBarring = "refusal-not-barring",
+    /// The client does not count its answers towards the window.
+    AnswersNotCounted = "answers-not-counted",
+    /// The client sends a call before the server took the one that has its block.
+    BlockReusedEarly = "block-reused-early",
+    /// The client says that it is quiet, and writes on.
+    QuietTooEarly = "quiet-too-early",
+    /// The demand byte is forgotten.
+    DemandForgotten = "demand-forgotten",
+    /// A lost call is said not to have been sent.
+    LostCallNotSent = "lost-call-not-sent",
+    /// A call that was never sent is said to have been, perhaps.
+    ParkedCallUnknown = "parked-call-unknown",
+    /// A cancelled call is answered all the same.
+    CancelIgnored = "cancel-ignored",
+}
+
+#[cfg(scalerpc_mutant)]
+mod chosen {
+    use core::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::Bug;
+
+    static CHOSEN: AtomicUsize = AtomicUsize::new(usize::MAX);
+
+    /// Turns one bug on and all others off; `None`: all off.
+    pub fn choose(bug: Option<Bug>) {
+        let index = bug.map_or(usize::MAX, |bug| bug as usize);
+        // Ordering: none; it is chosen between runs.
+        CHOSEN.store(index, Ordering::Relaxed);
+    }
+
+    /// True if the bug is turned on.
+    #[inline]
+    pub fn is(bug: Bug) -> bool {
+        // Ordering: as in `choose`.
+        CHOSEN.load(Ordering::Relaxed) == bug as usize
+    }
+}
+
+#[cfg(scalerpc_mutant)]
+pub use chosen::{choose, is};
+
+/// No bug is ever turned on.
+#[cfg(not(scalerpc_mutant))]
+#[inline(always)]
+pub const fn is(_: Bug) -> bool {
+    false
+}
