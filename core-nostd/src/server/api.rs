@@ -80,14 +80,16 @@ pub enum Action {
     Write(WriteWr),
     /// Post a READ.
     Read(ReadWr),
-    /// Revoke the connection's tenancies up to this epoch; then [`ServerEngine::revoked`](super::ServerEngine::revoked).
+    /// Revoke the connection's tenancies up to this epoch; then
+    /// [`revoked`](super::ServerEngine::revoked).
     Revoke {
         /// Seat of the connection.
         seat: u32,
         /// The last tenancy that is revoked.
         epoch: u64,
     },
-    /// Fence the connection and end it; then, once that is done, [`ServerEngine::gone`](super::ServerEngine::gone).
+    /// Fence the connection and end it; then, once that is done,
+    /// [`gone`](super::ServerEngine::gone).
     Close {
         /// Seat of the connection.
         seat: u32,
