@@ -26,10 +26,12 @@ pub(crate) enum Order {
         /// The end.
         until_ns: u64,
     },
-    /// Remove the nodes that this process created on that target.
+    /// Remove the nodes that this process created on that target, until then at the latest.
     CleanUp {
         /// Which server.
         target: usize,
+        /// The end.
+        until_ns: u64,
     },
     /// End.
     Exit,

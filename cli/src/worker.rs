@@ -92,9 +92,11 @@ fn serve(plan: &Plan, share: Share, link: &UnixStream) -> Result<(), String> {
                     .ok_or("no such target")?
                     .load(Task::Load { until_ns }, link)?;
             }
-            Order::CleanUp { target } => {
+            Order::CleanUp { target, until_ns } => {
                 let worker = workers.get_mut(target);
-                worker.ok_or("no such target")?.load(Task::CleanUp, link)?;
+                worker
+                    .ok_or("no such target")?
+                    .load(Task::CleanUp { until_ns }, link)?;
             }
             Order::Exit => return Ok(()),
         }
@@ -112,16 +114,14 @@ fn send(mut link: &UnixStream, news: &News) -> Result<(), String> {
 #[derive(Clone, Copy, Debug)]
 enum Task {
     Load { until_ns: u64 },
-    CleanUp,
+    CleanUp { until_ns: u64 },
 }
 
 impl Task {
     /// True if another call may be made.
     fn goes_on(self, now_ns: u64) -> bool {
-        match self {
-            Self::Load { until_ns } => now_ns < until_ns,
-            Self::CleanUp => true,
-        }
+        let (Self::Load { until_ns } | Self::CleanUp { until_ns }) = self;
+        now_ns < until_ns
     }
 }
 
@@ -375,7 +375,7 @@ impl Worker {
         }
         let planned = match task {
             Task::Load { .. } => Some(conn.generator.next(&mut self.request)),
-            Task::CleanUp => conn.generator.next_cleanup(&mut self.request),
+            Task::CleanUp { .. } => conn.generator.next_cleanup(&mut self.request),
         };
         let Some(Planned {
             method,

@@ -161,6 +161,11 @@ fn another_tree_than_the_servers_is_noticed() {
     let json = done.json();
     assert!(number(&json, "wrong_answers") > 0, "{json}");
     assert!(!json["examples"].as_array().unwrap().is_empty(), "{json}");
+    assert_eq!(
+        json["lost_processes"].as_array().unwrap().len(),
+        0,
+        "{json}"
+    );
 }
 
 #[test]

@@ -130,9 +130,15 @@ impl Bench {
         };
         rounds.run(&mut fleet, &mut loads, &mut Unwatched)?;
         let [mut load] = loads;
-        let until_ns = clock.now_ns() + CLEAN_UP_NS;
-        let order = Order::CleanUp { target: 0 };
-        fleet.carry_out(order, until_ns, &mut |report| load.add(report), &mut || {});
+        // After a wrong answer nobody knows what is there, and to remove it could go on for ever.
+        if load.wrong_answers == 0 {
+            let until_ns = clock.now_ns() + CLEAN_UP_NS;
+            let order = Order::CleanUp {
+                target: 0,
+                until_ns,
+            };
+            fleet.carry_out(order, until_ns, &mut |report| load.add(report), &mut || {});
+        }
         fleet.wait_for_late(PATIENCE_NS, &mut |report| load.add(report));
         fleet.finish();
         let part = Part {
