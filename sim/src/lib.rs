@@ -7,6 +7,9 @@
 pub mod arena;
 pub mod config;
 mod faults;
+pub mod marks;
+#[cfg(scalerpc_mutant)]
+pub mod mutants;
 pub mod net;
 pub mod oracle;
 pub mod world;

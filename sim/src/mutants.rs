@@ -1,0 +1,81 @@
+//! Shows that the checks notice bugs: each deliberate bug of the core has to break a rule.
+//!
+//! Only with `--cfg scalerpc_mutant`; see [`Bug`].
+
+use std::collections::BTreeSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
+
+use scalerpc_core::mutant::{self, Bug};
+
+use crate::marks::Marks;
+
+/// Seeds that are played before a bug counts as not noticed.
+pub const SEEDS_MAX: u64 = 2_000;
+/// Seeds after which every path must have been taken.
+const SEEDS_FOR_MARKS: u64 = 300;
+
+/// How a bug was noticed.
+#[derive(Debug)]
+pub struct Caught {
+    /// Which bug.
+    pub name: &'static str,
+    /// Seeds that were played, the last one included.
+    pub seeds: u64,
+    /// What the last one said, or `None`: the bug was not noticed.
+    pub why: Option<String>,
+    /// How long it took.
+    pub took: Duration,
+}
+
+/// Plays seeds from `first` with each bug whose name contains `filter`, until one breaks a rule.
+pub fn run(first: u64, filter: &str, mut report: impl FnMut(&Caught)) -> Vec<Caught> {
+    let noise = std::panic::take_hook();
+    // A bug may end in a panic, which is as good as a broken rule.
+    std::panic::set_hook(Box::new(|_| {}));
+    let bugs = Bug::ALL.iter().filter(|bug| bug.name().contains(filter));
+    let mut all = Vec::new();
+    for bug in bugs {
+        mutant::choose(Some(*bug));
+        let caught = hunt(bug.name(), first);
+        report(&caught);
+        all.push(caught);
+    }
+    mutant::choose(None);
+    std::panic::set_hook(noise);
+    all
+}
+
+fn hunt(name: &'static str, first: u64) -> Caught {
+    let start = Instant::now();
+    let mut marks = Marks::default();
+    let mut caught = Caught {
+        name,
+        seeds: 0,
+        why: None,
+        took: Duration::ZERO,
+    };
+    for seed in first..first + SEEDS_MAX {
+        caught.seeds += 1;
+        match catch_unwind(AssertUnwindSafe(|| crate::run_seed(seed))) {
+            Ok(Ok(report)) => marks.add(&report),
+            Ok(Err(broken)) => caught.why = broken.lines().next().map(str::to_owned),
+            Err(panic) => {
+                let words = panic.downcast_ref::<String>().map(String::as_str);
+                let words = words.or_else(|| panic.downcast_ref::<&str>().copied());
+                caught.why = Some(format!("panic: {}", words.unwrap_or("?")));
+            }
+        }
+        if caught.seeds == SEEDS_FOR_MARKS {
+            let missing: BTreeSet<_> = marks.missing().collect();
+            if !missing.is_empty() {
+                caught.why = Some(format!("coverage: never reached: {missing:?}"));
+            }
+        }
+        if caught.why.is_some() {
+            break;
+        }
+    }
+    caught.took = start.elapsed();
+    caught
+}
