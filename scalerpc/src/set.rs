@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use scalerpc_core::client::{
     Answer, ClientConn, ClientCounters, ClientEngine, ClientState, Failed,
 };
-use scalerpc_core::post::WriteWr;
-use scalerpc_core::wire::Status;
+use scalerpc_core::post::Completion as WorkCompletion;
+use scalerpc_core::wire::{Status, Violation};
 use scalerpc_core::{Geometry, Mapping, Memory, Store};
 use scalerpc_driver::shm::{ClientOptions, ShmClient};
 use scalerpc_driver::store::{self, Boxed};
@@ -19,6 +19,9 @@ use crate::wait::Backoff;
 
 /// See [`ClientSet::set_polls_per_check`].
 const POLLS_PER_CHECK: u32 = 4096;
+/// How often a call that waits asks whether the server still lives. It has given its core away by then, and
+/// while others want that, so many polls take seconds.
+const CHECK_EVERY: Duration = Duration::from_millis(10);
 
 const NOT_LISTED: u32 = u32::MAX;
 
@@ -97,6 +100,10 @@ pub struct ClientSet<F: Fabric = ShmClient> {
     cursor: usize,
     idle_polls: u32,
     polls_per_check: u32,
+    /// Completions that had to make room at once. Within a connection they come in order, and a later one
+    /// covers the earlier ones, so their order here does not matter.
+    late: Vec<WorkCompletion>,
+    last_violation: Option<Violation>,
     stash: VecDeque<Stashed>,
     /// Holds the bytes of the stashed completion that was given out last.
     given: Vec<u8>,
@@ -136,16 +143,19 @@ impl ClientSet {
 }
 
 impl<F: Fabric> ClientSet<F> {
-    /// Connections over another back end.
+    /// Connections over another back end; they are numbered in the order of `conns`.
     ///
     /// # Errors
     ///
     /// [`SetupError::WindowTooDeep`] if the back end cannot hold a window of work requests.
     pub fn over(fabric: F, geometry: Geometry, conns: &[ClientConn]) -> Result<Self, SetupError> {
         let limits = fabric.limits();
-        let engines: Option<Vec<_>> = conns
-            .iter()
-            .map(|conn| store::client_engine(geometry, limits, *conn))
+        let numbered = (0..).zip(conns).map(|(connection, conn)| ClientConn {
+            connection,
+            ..*conn
+        });
+        let engines: Option<Vec<_>> = numbered
+            .map(|conn| store::client_engine(geometry, limits, conn))
             .collect();
         let engines = engines.ok_or(SetupError::WindowTooDeep {
             window: geometry.window(),
@@ -159,6 +169,8 @@ impl<F: Fabric> ClientSet<F> {
             cursor: 0,
             idle_polls: 0,
             polls_per_check: POLLS_PER_CHECK,
+            late: Vec::new(),
+            last_violation: None,
             stash: VecDeque::new(),
             given: Vec::new(),
         })
@@ -305,15 +317,36 @@ impl<F: Fabric> ClientSet<F> {
     fn post(&mut self, connection: u32) {
         let engine = &mut self.engines[connection as usize];
         while let Some(write) = engine.next_write(self.fabric.exposed(), self.fabric.private()) {
-            match self.fabric.post_write(&write) {
-                Ok(()) => {}
-                Err(error) => refuse(engine, &write, error),
+            let mut posted = self.fabric.post_write(&write);
+            if posted == Err(PostError::QueueFull) {
+                // Of the back end, not of the connection, which counts: completions make room.
+                while let Some(completion) = self.fabric.poll_completion() {
+                    self.late.push(completion);
+                }
+                posted = self.fabric.post_write(&write);
+            }
+            if let Err(error) = posted {
+                if write.epoch.is_some() {
+                    engine.refused();
+                }
+                if error != PostError::Revoked {
+                    return self.end(connection);
+                }
             }
         }
     }
 
+    /// The connection cannot go on from this side.
+    #[cold]
+    fn end(&mut self, connection: u32) {
+        self.engines[connection as usize].lost();
+        self.fabric.close(connection);
+        self.relist(connection);
+    }
+
     /// Takes the completion of a call that has ended, of whichever connection; `None` if there is none
-    /// now. It neither blocks nor allocates, and makes no system call while there is something to do.
+    /// now. It neither blocks nor allocates (but for completions that a waiting [`call`](Self::call) put
+    /// aside), and makes no system call while there is something to do.
     ///
     /// The bytes of the answer are read in place. Whoever wants to keep them copies them.
     pub fn poll_completion(&mut self) -> Option<Completion<'_>> {
@@ -378,7 +411,7 @@ impl<F: Fabric> ClientSet<F> {
             let engine = &self.engines[connection as usize];
             if engine.is_busy() {
                 self.busy[self.cursor] = Busy::of(connection, engine);
-                self.cursor += usize::from(ended.is_none());
+                self.cursor += 1;
             } else {
                 self.unlist(self.cursor);
             }
@@ -397,8 +430,16 @@ impl<F: Fabric> ClientSet<F> {
 
     fn poll_connection(&mut self, connection: u32) -> Option<Ended> {
         let engine = &mut self.engines[connection as usize];
-        // A server that breaks the protocol loses the connection: the calls end below.
-        let answer = engine.poll(self.fabric.exposed()).unwrap_or(None);
+        let answer = match engine.poll(self.fabric.exposed()) {
+            Ok(answer) => answer,
+            Err(why) => {
+                // The calls end below.
+                self.last_violation = Some(why);
+                self.end(connection);
+                None
+            }
+        };
+        let engine = &mut self.engines[connection as usize];
         if let Some(Answer {
             call,
             status,
@@ -440,7 +481,7 @@ impl<F: Fabric> ClientSet<F> {
 
     #[inline]
     fn take_completions(&mut self) {
-        while let Some(completion) = self.fabric.poll_completion() {
+        while let Some(completion) = self.late.pop().or_else(|| self.fabric.poll_completion()) {
             let connection = completion.wr_id.seat();
             if let Some(engine) = self.engines.get_mut(connection as usize) {
                 engine.completed(completion);
@@ -452,6 +493,9 @@ impl<F: Fabric> ClientSet<F> {
     /// After how many fruitless polls in a row the back end is asked whether the server still lives.
     /// Default 4096. The question costs a system call, so a busy client never asks it; who wants it never
     /// to be asked while polling sets `u32::MAX`, and calls [`take_events`](Self::take_events) elsewhere.
+    ///
+    /// Where more threads want to run than there are cores, so many polls can take seconds: who gives the
+    /// core away between polls should call `take_events` by the clock. [`call`](Self::call) does.
     pub fn set_polls_per_check(&mut self, polls: u32) {
         self.polls_per_check = polls;
     }
@@ -498,6 +542,7 @@ impl<F: Fabric> ClientSet<F> {
     ) -> Result<(usize, usize), CallError> {
         let mut backoff = Backoff::default();
         let mut deadline = None;
+        let mut checked = None;
         loop {
             match self.poll_ended() {
                 Some(ended) if ended.connection == connection && ended.call == call => {
@@ -514,6 +559,10 @@ impl<F: Fabric> ClientSet<F> {
                     let end = *deadline.get_or_insert_with(|| now.checked_add(timeout));
                     if end.is_some_and(|end| now >= end) && self.cancel(connection, call) {
                         return Err(CallError::TimedOut);
+                    }
+                    if now.duration_since(*checked.get_or_insert(now)) >= CHECK_EVERY {
+                        checked = Some(now);
+                        self.take_events();
                     }
                 }
             }
@@ -539,19 +588,13 @@ impl<F: Fabric> ClientSet<F> {
         self.geometry.mapping() == Mapping::Static
     }
 
+    /// What the server did that the protocol does not allow, if a connection was lost to that.
+    pub fn last_violation(&self) -> Option<Violation> {
+        self.last_violation
+    }
+
     /// The back end.
     pub fn fabric(&self) -> &F {
         &self.fabric
-    }
-}
-
-/// A WRITE was not posted.
-#[cold]
-fn refuse(engine: &mut ClientEngine<Boxed>, write: &WriteWr, error: PostError) {
-    if write.epoch.is_some() {
-        engine.refused();
-    }
-    if error != PostError::Revoked {
-        engine.lost();
     }
 }

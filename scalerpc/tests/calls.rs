@@ -219,3 +219,18 @@ fn when_the_server_goes_calls_end_and_say_whether_they_ran() {
     );
     assert_eq!(client.call(ECHO, b"z"), Err(CallError::NotSent));
 }
+
+#[test]
+fn a_call_that_waits_asks_by_the_clock_whether_the_server_is_there() {
+    let running = Running::start(Server::builder());
+    let mut set = ClientSet::connect(&running.path, 1).unwrap();
+    // However few polls the machine's load allows.
+    set.set_polls_per_check(u32::MAX);
+    set.call(0, ECHO, b"x", Duration::from_secs(60)).unwrap();
+    running.stop();
+    let ended = set.call(0, ECHO, b"y", Duration::from_secs(60));
+    assert!(
+        matches!(ended, Err(CallError::Unknown | CallError::NotSent)),
+        "{ended:?}"
+    );
+}
