@@ -83,15 +83,25 @@ impl Name {
     }
 }
 
+/// Bytes that are drawn; longer bodies repeat them. To make and to check a message must take less time than
+/// to send it, or signals would hit nothing else.
+const DRAWN: usize = 256;
+
 fn message(header: &[u64], max: usize, mut body: Rng) -> Vec<u8> {
     let header_bytes = 8 * header.len();
     let len = header_bytes + body.below((max - header_bytes + 1) as u64) as usize;
-    let mut bytes = Vec::with_capacity(len + 8);
+    let mut bytes = Vec::with_capacity(len + DRAWN);
     for word in header {
         bytes.extend_from_slice(&word.to_le_bytes());
     }
-    while bytes.len() < len {
+    while bytes.len() < len.min(header_bytes + DRAWN) {
         bytes.extend_from_slice(&body.next().to_le_bytes());
+    }
+    while bytes.len() < len {
+        let from = bytes.len() - DRAWN;
+        bytes.extend_from_within(from..);
+        // No two parts are the same.
+        bytes[from + DRAWN] = bytes[from + DRAWN].wrapping_add(1);
     }
     bytes.truncate(len);
     bytes

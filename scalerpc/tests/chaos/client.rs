@@ -14,6 +14,8 @@ use super::census::{self, Census};
 use super::ledger;
 use super::process::{Commands, PATIENCE, say};
 
+const ASK_EVERY: Duration = Duration::from_millis(10);
+
 /// What happened in this process.
 #[derive(Default)]
 struct Tally {
@@ -39,6 +41,9 @@ struct Link {
     made: Vec<u64>,
     open: Vec<BTreeSet<u64>>,
     news: Instant,
+    /// When a patient client last asked whether the server is there. The others leave that to the library,
+    /// which counts polls.
+    asked: Instant,
 }
 
 impl Link {
@@ -224,6 +229,7 @@ impl Client {
                     made: vec![0; connections as usize],
                     open: vec![BTreeSet::new(); connections as usize],
                     news: Instant::now(),
+                    asked: Instant::now(),
                     set,
                 });
             }
@@ -291,6 +297,10 @@ impl Client {
         }
         if !link.is_open() {
             link.news = Instant::now();
+        }
+        if self.manner.patient && !news && link.asked.elapsed() > ASK_EVERY {
+            link.asked = Instant::now();
+            link.set.take_events();
         }
         assert!(link.news.elapsed() < PATIENCE, "a call does not end");
         if link.is_lost() {

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use scalerpc::{Backoff, Clock, Mapping, PagePolicy, Reply, Request, Server, ServerBuilder};
 
@@ -25,8 +25,9 @@ fn builder(rng: &mut Rng, huge: bool) -> ServerBuilder {
         .clients_max(SEATS)
         .group_size(rng.pick(&[1, 2, 3, 5]))
         .window(rng.pick(&[1, 2, 4, 8]))
-        .request_max_bytes(rng.pick(&[32, 100, 700]))
-        .response_max_bytes(rng.pick(&[32, 200, 600]))
+        // A signal hits a long copy more often.
+        .request_max_bytes(rng.pick(&[32, 100, 700, 9000]))
+        .response_max_bytes(rng.pick(&[32, 200, 5000]))
         .time_slice(Duration::from_micros(rng.pick(&[20, 100, 300])))
         .revoke_after(Duration::from_micros(rng.pick(&[20, 200, 1000])))
         .copy_requests(rng.one_in(3))
@@ -46,6 +47,7 @@ struct Checker {
     /// Connections that have made a call.
     seen: HashSet<(u64, u64)>,
     request_max: usize,
+    rng: Rng,
 }
 
 impl Checker {
@@ -74,9 +76,23 @@ impl Checker {
         }
         *last = Some(name);
         self.ledger.enter(request.seat, name);
+        if self.rng.one_in(16) {
+            self.dawdle();
+        }
         let answer = name.answer(name.number, response.len());
         response[..answer.len()].copy_from_slice(&answer);
         Ok(answer.len())
+    }
+}
+
+impl Checker {
+    /// So that a server that is killed has often a call under way, which has run for its ledger but is not
+    /// answered.
+    fn dawdle(&mut self) {
+        let end = Instant::now() + Duration::from_micros(self.rng.below(400));
+        while Instant::now() < end {
+            std::hint::spin_loop();
+        }
     }
 }
 
@@ -122,6 +138,7 @@ pub fn play(dir: &Path, generation: u64, seed: u64, huge: bool) -> ! {
         last: vec![None; SEATS as usize],
         seen: HashSet::new(),
         request_max: server.geometry().request_max_bytes(),
+        rng,
     };
     say("ready", &[]);
     let clock = Clock::start();
