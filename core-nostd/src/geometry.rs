@@ -20,8 +20,7 @@ pub const WINDOW_MAX: u32 = 1 << 10;
 /// Largest request or response payload, in bytes.
 pub const PAYLOAD_MAX_BYTES: u32 = 1 << 24;
 /// Slots of a response ring beyond the window. At most one switch event is on its way to a client at
-/// any time: the next tenancy starts only after the client has answered it. One more for the notice
-/// that the server ends the connection.
+/// any time: the next tenancy starts only after the client has answered it. One more is to spare.
 pub const CONTROL_SLOTS: u32 = 2;
 
 /// How connections are given blocks.
@@ -233,7 +232,7 @@ impl Geometry {
             pools_at: fits(lines(clients) + clients * LINE as u64)?,
             pool_bytes: fits(pool_bytes)?,
             // Half of the slots may wait for an unsignaled WRITE to be covered by a later completion;
-            // the other half is only ever used by signaled ones. See `server::slots`.
+            // the other half is only ever used by signaled ones.
             send_slots: zones.saturating_mul(2).clamp(16, 512),
             server_exposed: fits(server_exposed)?,
             client_exposed: fits(client_exposed)?,

@@ -62,7 +62,9 @@ impl Status {
     pub const RESPONSE_TOO_LARGE: Self = Self(2);
     /// The server cannot take the call now.
     pub const BUSY: Self = Self(3);
-    /// First status that a handler may choose for itself; the payload travels too.
+    /// The handler did not come to an end.
+    pub const HANDLER_FAILED: Self = Self(4);
+    /// First status that a handler may choose for itself. Only with [`Status::OK`] are there bytes, too.
     pub const APPLICATION: u16 = 0x100;
 
     /// A handler's own status; `code` counts from [`Status::APPLICATION`].
@@ -78,6 +80,7 @@ impl core::fmt::Display for Status {
             Self::UNKNOWN_METHOD => f.write_str("the server knows no such method"),
             Self::RESPONSE_TOO_LARGE => f.write_str("the answer does not fit a response"),
             Self::BUSY => f.write_str("the server is busy"),
+            Self::HANDLER_FAILED => f.write_str("the handler failed; what it did is unknown"),
             Self(code) if code >= Self::APPLICATION => {
                 write!(f, "application status {}", code - Self::APPLICATION)
             }

@@ -61,7 +61,18 @@ pub enum FabricEvent {
 ///
 /// All calls come from one thread, and none of them blocks. A server has one `Fabric` for all its
 /// connections, named by seat; a client has one per link to a server, its connections numbered from 0.
-pub trait Fabric {
+///
+/// # Safety
+///
+/// The caller of an engine lends out bytes of this memory as slices, so an implementation promises:
+///
+/// - [`exposed`](Fabric::exposed) and [`private`](Fabric::private) always give the same two regions, which
+///   do not overlap and stay valid for as long as the implementation lives.
+/// - Nothing but the caller writes to private memory, and nothing but posted work requests of the peer's end
+///   (and a READ that was posted here) to exposed memory. What a peer does that breaks the protocol is outside
+///   of Rust's model, as is what a device does: see *Trust* in `DESIGN.md`.
+/// - A work request reads and writes only the ranges that it names.
+pub unsafe trait Fabric {
     /// What this back end can do; constant.
     fn limits(&self) -> Limits;
 
@@ -102,6 +113,11 @@ pub trait Fabric {
     /// Begins to end a connection; [`FabricEvent::Gone`] follows once it is fenced. A second call does
     /// nothing.
     fn close(&mut self, connection: u32);
+
+    /// Bytes of this process's memory that the back end keeps for each connection that there may be.
+    fn bytes_per_connection(&self) -> usize {
+        0
+    }
 
     /// Server: nothing refers to the seat of a connection that is gone; it may be given out again.
     fn release(&mut self, seat: u32);

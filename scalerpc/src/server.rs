@@ -1,9 +1,11 @@
 //! The server: the engine, a back end, and the caller's handler.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use scalerpc_core::post::{ReadWr, WriteWr};
 use scalerpc_core::server::{
     Action, Call, Counters, OpenConn, ServerConfig, ServerEngine, ServerSizes,
 };
@@ -11,12 +13,14 @@ use scalerpc_core::wire::{Status, Violation};
 use scalerpc_core::{Geometry, GeometryConfig, Mapping, Memory};
 use scalerpc_driver::shm::{MemoryReport, ServerOptions, ShmServer};
 use scalerpc_driver::store::{self, Boxed};
-use scalerpc_driver::{Fabric, FabricEvent, Revocation};
+use scalerpc_driver::{Fabric, FabricEvent, PostError, Revocation};
 use scalerpc_hugepage::PagePolicy;
 
 use crate::error::SetupError;
 use crate::wait::{Backoff, Clock};
 
+/// Connections that may come or go in one round: thousands at once must not hold up the others.
+const EVENTS: usize = 32;
 /// Revocations that are asked for together.
 const REVOCATIONS: usize = 16;
 
@@ -238,7 +242,11 @@ impl<F: Fabric> Server<F> {
     /// were done; after a round with none the caller may do something else.
     ///
     /// `now_ns` is any monotonic clock. It neither allocates nor makes a system call, except when
-    /// connections come and go.
+    /// connections come and go, and when the tenancy of a client that does not answer is revoked.
+    ///
+    /// A handler that panics is answered for with [`Status::HANDLER_FAILED`]; then the panic goes on.
+    /// Requests are read in place, which rests on clients that keep to the protocol: see
+    /// [`ServerBuilder::copy_requests`].
     pub fn poll(&mut self, now_ns: u64, handler: &mut impl Handler) -> usize {
         let mut done = self.take_events() + self.take_completions();
         let mut revoking = 0;
@@ -247,16 +255,8 @@ impl<F: Fabric> Server<F> {
             match self.engine.next_action(now_ns, exposed, private) {
                 Action::Idle => break,
                 Action::Call(call) => self.run_handler(call, handler),
-                Action::Write(write) => {
-                    if self.fabric.post_write(&write).is_err() {
-                        self.engine.failed(write.connection);
-                    }
-                }
-                Action::Read(read) => {
-                    if self.fabric.post_read(&read).is_err() {
-                        self.engine.failed(read.connection);
-                    }
-                }
+                Action::Write(write) => self.post_write(&write),
+                Action::Read(read) => self.post_read(&read),
                 Action::Revoke { seat, epoch } => {
                     if revoking == REVOCATIONS {
                         self.revoke_all(revoking);
@@ -306,9 +306,10 @@ impl<F: Fabric> Server<F> {
     }
 
     fn take_events(&mut self) -> usize {
-        let mut taken = 0;
-        while let Some(event) = self.fabric.poll_event() {
-            taken += 1;
+        for taken in 0..EVENTS {
+            let Some(event) = self.fabric.poll_event() else {
+                return taken;
+            };
             match event {
                 FabricEvent::Opened(opened) => {
                     let accepted = self.engine.open(OpenConn {
@@ -327,7 +328,7 @@ impl<F: Fabric> Server<F> {
                 }
             }
         }
-        taken
+        EVENTS
     }
 
     fn take_completions(&mut self) -> usize {
@@ -361,15 +362,43 @@ impl<F: Fabric> Server<F> {
             bytes,
             seat: call.seat,
         };
-        let (status, len) = match handler.handle(request, response) {
-            Ok(len) => (Status::OK, len),
-            Err(status) => (status, 0),
+        // A handler that panics has answered, too: nobody waits for ever, and the send slot comes back.
+        let outcome = catch_unwind(AssertUnwindSafe(|| handler.handle(request, response)));
+        let (status, len) = match &outcome {
+            Ok(Ok(len)) => (Status::OK, *len),
+            Ok(Err(status)) => (*status, 0),
+            Err(_) => (Status::HANDLER_FAILED, 0),
         };
-        let Some(write) = self.engine.reply(call, status, len, exposed, private) else {
-            return;
-        };
-        if self.fabric.post_write(&write).is_err() {
+        if let Some(write) = self.engine.reply(call, status, len, exposed, private) {
+            self.post_write(&write);
+        }
+        if let Err(panic) = outcome {
+            resume_unwind(panic);
+        }
+    }
+
+    #[inline]
+    fn post_write(&mut self, write: &WriteWr) {
+        let mut posted = self.fabric.post_write(write);
+        if posted == Err(PostError::QueueFull) {
+            // Of the back end, not of the connection, which counts: completions make room.
+            self.take_completions();
+            posted = self.fabric.post_write(write);
+        }
+        if posted.is_err() {
             self.engine.failed(write.connection);
+        }
+    }
+
+    #[inline]
+    fn post_read(&mut self, read: &ReadWr) {
+        let mut posted = self.fabric.post_read(read);
+        if posted == Err(PostError::QueueFull) {
+            self.take_completions();
+            posted = self.fabric.post_read(read);
+        }
+        if posted.is_err() {
+            self.engine.failed(read.connection);
         }
     }
 
@@ -396,8 +425,13 @@ impl<F: Fabric> Server<F> {
             Mapping::Virtual => 0,
             Mapping::Static => geometry.zone_bytes() + ServerSizes::BYTES_PER_ZONE,
         };
-        let per_client = geometry.server_bytes_per_client() + ServerSizes::BYTES_PER_CLIENT + zone;
-        let all = geometry.server_exposed_bytes() + geometry.server_private_bytes() + sizes.bytes();
+        let back_end = self.fabric.bytes_per_connection();
+        let per_client =
+            geometry.server_bytes_per_client() + ServerSizes::BYTES_PER_CLIENT + back_end + zone;
+        let all = geometry.server_exposed_bytes()
+            + geometry.server_private_bytes()
+            + sizes.bytes()
+            + sizes.seats * back_end;
         let grows = per_client * sizes.seats + ServerSizes::BYTES_PER_GROUP * sizes.groups;
         ServerBytes {
             fixed: all - grows,

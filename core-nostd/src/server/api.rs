@@ -48,7 +48,8 @@ pub struct OpenConn {
 
 /// A request that was taken: run the handler, then [`ServerEngine::reply`](super::ServerEngine::reply).
 ///
-/// Until then the request's bytes belong to the server, and so do those of the response buffer.
+/// The request's bytes belong to the server until the caller asks for the next action: who answers later
+/// copies them first. Those of the response buffer belong to it until the reply.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a call that was taken has to be answered"]
 pub struct Call {
@@ -133,13 +134,13 @@ pub struct Counters {
     pub gone: u64,
     /// Connections that were ended because of what the peer sent.
     pub violations: u64,
-    /// Connections that were ended because a work request failed.
+    /// Connections that were ended because a work request failed, or the deadline for a fence had come.
     pub failures: u64,
     /// Connections served in another group's slice, because their fetch outlasted their own.
     pub guests: u64,
     /// Groups merged.
     pub merges: u64,
-    /// Times that a connection had to wait because its send queue or the send area was full.
+    /// Looks at a connection that were in vain because its send queue or the send area was full.
     pub stalls: u64,
     /// Gauge: connections open.
     pub connections: u64,

@@ -18,7 +18,7 @@ use super::link::{Counts, Link, News, Order, Shared};
 use super::path::{self, Claim};
 use super::sys::Mapping;
 use super::transfer::{self, Completions, REMOTE_ACCESS_ERROR};
-use super::{TIMEOUT_MAX, limits, own_memory};
+use super::{SGE_MAX, TIMEOUT_MAX, limits, own_memory};
 use crate::fabric::{Fabric, FabricEvent, Opened, PostError, Revocation};
 
 /// What a server can be told besides its geometry.
@@ -100,6 +100,9 @@ struct Seat {
     gone: bool,
 }
 
+/// What a seat costs here: its record, and its place in the list of free ones.
+const SEAT_BYTES: usize = size_of::<Seat>() + size_of::<u32>();
+
 /// The server's end of the shared memory back end: one for all clients of a path.
 ///
 /// Dropping it ends all connections and frees the path.
@@ -167,9 +170,10 @@ impl ShmServer {
         let seats = (0..geometry.clients_max())
             .map(|_| Seat::default())
             .collect();
-        // In one round the engine posts, per zone and pool, at most one signaled WRITE for every half of a
-        // send queue, which is a window or more, one switch event and one READ.
-        let completions = 4 * geometry.pools() as usize * geometry.zones() as usize;
+        // Between two looks at the completions the engine posts, for each zone, at most the READs of a window,
+        // one signaled WRITE for every half of a send queue, which is a window or more, and a switch event.
+        let each = geometry.window().div_ceil(SGE_MAX) as usize + 3;
+        let completions = each * geometry.pools() as usize * geometry.zones() as usize;
         Ok(Self {
             geometry,
             limits: limits(&geometry),
@@ -198,8 +202,7 @@ impl ShmServer {
             exposed_bytes: self.exposed.memory().len(),
             private_bytes: self.private.memory().len(),
             per_seat_bytes: self.geometry.server_bytes_per_client()
-                + size_of::<Seat>()
-                + size_of::<u32>(),
+                + SEAT_BYTES,
             backing: self.exposed.memory().backing().clone(),
             client_bytes: Counts::get(&self.shared.counts.client_bytes),
         }
@@ -307,7 +310,9 @@ impl ShmServer {
     }
 }
 
-impl Fabric for ShmServer {
+// SAFETY: the two regions are views of mappings that the struct owns and never exchanges; clients map only
+// the exposed one, and copies are checked against the lengths of both ends.
+unsafe impl Fabric for ShmServer {
     fn limits(&self) -> Limits {
         self.limits
     }
@@ -395,6 +400,10 @@ impl Fabric for ShmServer {
                 self.shared.order(Order::Evict(link.id));
             }
         }
+    }
+
+    fn bytes_per_connection(&self) -> usize {
+        SEAT_BYTES
     }
 
     fn release(&mut self, seat: u32) {

@@ -67,7 +67,7 @@ pub(super) struct Completions {
 impl Completions {
     /// Room for `wanted` completions, within reason.
     pub(super) fn new(wanted: usize) -> Self {
-        let capacity = wanted.clamp(64, 1 << 16);
+        let capacity = wanted.clamp(64, 1 << 20);
         Self {
             waiting: VecDeque::with_capacity(capacity),
             capacity,
