@@ -17,7 +17,7 @@ pub struct ServerConfig {
     /// Where it cannot, a client that has not answered for this long is fenced, which ends its
     /// connection.
     pub fence_after_ns: u64,
-    /// Most calls that are taken from one connection before the next one is looked at.
+    /// Most calls that are taken from one connection before the next one is looked at, at least 1.
     pub burst: u32,
 }
 

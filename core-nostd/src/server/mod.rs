@@ -12,6 +12,7 @@
 //! completions and news about connections go in between.
 
 mod api;
+mod census;
 mod groups;
 mod quarantine;
 mod records;
@@ -19,6 +20,7 @@ mod schedule;
 mod serve;
 
 pub use api::{Action, Call, Counters, OpenConn, ServerConfig};
+pub use census::Census;
 pub use records::{
     Active, Conn, ConnState, Group, SendSlot, ServerMemory, ServerSizes, Zone, ZoneState,
 };
@@ -90,6 +92,13 @@ pub struct ServerEngine<S: Store> {
     draining: bool,
     /// Calls that the connection now being drained may still have taken.
     drain_budget: u32,
+    /// How long the drain has lasted.
+    drained_ns: u64,
+    /// Calls that may be handed out in one round.
+    round_calls: u32,
+    /// Calls handed out since time was last told.
+    calls_since: u32,
+    looks_left: usize,
     cursor: usize,
     visits_left: usize,
     burst_left: u32,
@@ -115,10 +124,11 @@ impl<S: Store> ServerEngine<S> {
     /// connection fetch a full window and answer at the same time: see [`Limits::suffice`].
     pub fn new(
         geometry: Geometry,
-        config: ServerConfig,
+        mut config: ServerConfig,
         limits: Limits,
         mut memory: ServerMemory<S>,
     ) -> Option<Self> {
+        config.burst = config.burst.max(1);
         let sizes = ServerSizes::of(&geometry);
         let lengths_fit = memory.conns.len() == sizes.seats
             && memory.demand_seen.len() == sizes.seats
@@ -166,6 +176,10 @@ impl<S: Store> ServerEngine<S> {
             now_ns: 0,
             draining: false,
             drain_budget: 0,
+            drained_ns: 0,
+            round_calls: serve::ROUND_CALLS,
+            calls_since: 0,
+            looks_left: 0,
             cursor: 0,
             visits_left: 0,
             burst_left: 0,
@@ -204,19 +218,20 @@ impl<S: Store> ServerEngine<S> {
     /// Longest time for which a connection with demand waits before its group is served, if `groups`
     /// groups have demand and a handler takes at most `handler_ns` (rule R8): every group before it
     /// has a slice; the round in which that ends; and one drain, in which each of its zones gives at
-    /// most a window of calls.
+    /// most a window of calls. Before that its demand is found, in one pass over the demand map.
     pub fn wait_bound_ns(&self, groups: u32, handler_ns: u64) -> u64 {
         let zones = u64::from(self.geometry.zones());
         let round = zones.saturating_mul(self.config.burst.into());
         let calls = zones * u64::from(self.geometry.window())
             + round.min(serve::ROUND_CALLS.into())
-            // A handler that takes longer than a part of the slice is charged that part only.
-            + SLICE_PARTS;
+            // The round in which the demand is found.
+            + u64::from(serve::ROUND_CALLS);
         let turn = self
             .config
             .time_slice_ns
             .saturating_add(calls.saturating_mul(handler_ns));
         turn.saturating_mul(groups.into())
+            .saturating_add(self.scan_bound_ns())
     }
 
     /// A client has connected.
@@ -358,7 +373,7 @@ impl<S: Store> ServerEngine<S> {
             list.swap(at, tenancy.active - 1);
             tenancy.active -= 1;
             if pool == self.processing {
-                self.drain_budget = self.geometry.window();
+                self.drain_budget = self.drain_calls();
             }
         }
     }
@@ -456,16 +471,48 @@ impl<S: Store> ServerEngine<S> {
         conn.slot_tail = NONE;
     }
 
-    /// Time goes on. What the caller's thread did not spend here, because it was not running, is not
-    /// taken from the slice of the group that is served.
+    /// Time goes on. If no call was handed out since it was last told, the caller's thread may not have
+    /// been running: then at most a part of the slice is charged to the group that is served.
     #[inline]
     fn pass(&mut self, now_ns: u64) {
-        if now_ns != self.now_ns {
-            let passed_ns = now_ns.saturating_sub(self.now_ns);
-            let charged_ns = passed_ns.min(self.config.time_slice_ns / SLICE_PARTS + 1);
-            self.slice_left_ns = self.slice_left_ns.saturating_sub(charged_ns);
-            self.idle_ns = self.idle_ns.saturating_add(charged_ns);
-            self.now_ns = now_ns;
+        if now_ns == self.now_ns {
+            return;
+        }
+        let passed_ns = now_ns.saturating_sub(self.now_ns);
+        let part_ns = self.config.time_slice_ns / SLICE_PARTS + 1;
+        let charged_ns = match self.calls_since {
+            0 => passed_ns.min(part_ns),
+            calls => {
+                self.adapt_round(calls, passed_ns, part_ns);
+                passed_ns
+            }
+        };
+        self.calls_since = 0;
+        self.slice_left_ns = self.slice_left_ns.saturating_sub(charged_ns);
+        self.idle_ns = self.idle_ns.saturating_add(charged_ns);
+        if self.draining {
+            self.drained_ns = self.drained_ns.saturating_add(charged_ns);
+        }
+        self.now_ns = now_ns;
+    }
+
+    /// A round takes about a part of a slice at most, however long the handlers take.
+    #[inline]
+    fn adapt_round(&mut self, calls: u32, passed_ns: u64, part_ns: u64) {
+        if passed_ns > part_ns {
+            self.round_calls = (self.round_calls / 2).max(1);
+        } else if calls >= self.round_calls && passed_ns < part_ns / 2 {
+            self.round_calls = (self.round_calls * 2).min(serve::ROUND_CALLS);
+        }
+    }
+
+    /// Calls that a connection may have taken in a drain: a window, but when the drain has lasted a slice,
+    /// one.
+    fn drain_calls(&self) -> u32 {
+        if self.drained_ns < self.config.time_slice_ns {
+            self.geometry.window()
+        } else {
+            1
         }
     }
 

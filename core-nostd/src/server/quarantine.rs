@@ -8,7 +8,9 @@ use crate::store::Store;
 use crate::wire::ENTRY_QUIET_AT;
 
 /// Zones in quarantine that are looked at in one round.
-const LOOKS: usize = 8;
+pub(super) const LOOKS: usize = 8;
+/// A revocation that found a WRITE under way is tried again after twice the time, up to 2^so many times.
+const BACKOFF_MAX: u8 = 10;
 
 impl<S: Store> ServerEngine<S> {
     /// Takes a free zone of `pool` for a connection, for the pool's present tenancy.
@@ -77,7 +79,8 @@ impl<S: Store> ServerEngine<S> {
         exposed: &M,
         private: &M,
     ) -> Option<Action> {
-        for _ in 0..LOOKS.min(self.quarantined) {
+        while self.looks_left > 0 && self.quarantined > 0 {
+            self.looks_left -= 1;
             if self.quarantine_cursor >= self.quarantined {
                 self.quarantine_cursor = 0;
             }
@@ -88,6 +91,7 @@ impl<S: Store> ServerEngine<S> {
                 event_owed,
                 epoch,
                 since_ns,
+                tries,
                 ..
             } = self.memory.zones[zone as usize];
             if self.memory.conns[seat as usize].state == ConnState::Closing {
@@ -119,10 +123,12 @@ impl<S: Store> ServerEngine<S> {
             }
             let waited_ns = self.now_ns.saturating_sub(since_ns);
             if self.limits.can_revoke
-                && waited_ns >= self.config.revoke_after_ns
+                && waited_ns >= self.config.revoke_after_ns.saturating_mul(1 << tries)
                 && !mutant::is(Bug::RevocationForgotten)
             {
-                self.memory.zones[zone as usize].since_ns = self.now_ns;
+                let record = &mut self.memory.zones[zone as usize];
+                record.since_ns = self.now_ns;
+                record.tries = (tries + 1).min(BACKOFF_MAX);
                 if mutant::is(Bug::RevocationNotAwaited) {
                     self.free_zone(zone);
                 }

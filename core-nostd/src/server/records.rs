@@ -144,6 +144,8 @@ pub struct Zone {
     /// The switch event could not be sent yet: the send queue was full.
     pub(super) event_owed: bool,
     pub(super) epoch: u64,
+    /// Revocations that were asked for.
+    pub(super) tries: u8,
     /// When it entered quarantine, or when the last revocation was tried.
     pub(super) since_ns: u64,
 }

@@ -1,5 +1,6 @@
 //! Whose turn it is: demand, warmup, slices and the context switch.
 
+use super::quarantine::LOOKS;
 use super::records::{ConnState, NONE};
 use super::{Action, NO_TENANCY, ServerEngine, Tenancy};
 use crate::geometry::Mapping;
@@ -9,11 +10,9 @@ use crate::post::{ReadWr, WrId, WrKind};
 use crate::store::Store;
 use crate::wire::{Entry, LINE, Violation};
 
-/// Seats whose demand is looked at in one round: a line of the demand map.
-const SCAN: u32 = LINE as u32;
-/// The same while nobody is served.
-const SCAN_IDLE: u32 = 16 * SCAN;
-/// Time between two looks while somebody is served, so that seats without demand cost the served ones
+/// Lines of the demand map that are looked at in one round while nobody is served.
+const SCAN_IDLE: u64 = 16;
+/// Time for each line while somebody is served, so that seats without demand cost the served ones
 /// little: a thousand seats are seen within a tenth of the default slice.
 const SCAN_INTERVAL_NS: u64 = 500;
 
@@ -39,6 +38,7 @@ impl<S: Store> ServerEngine<S> {
         loop {
             let (action, next) = match self.step {
                 Step::Scan => {
+                    self.looks_left = LOOKS.min(self.quarantined);
                     self.scan(exposed);
                     (None, Step::Quarantine)
                 }
@@ -75,12 +75,17 @@ impl<S: Store> ServerEngine<S> {
     /// Looks at a part of the demand map.
     fn scan<M: Memory>(&mut self, exposed: &M) {
         let busy = self.tenancies[self.processing as usize].active > 0;
-        if busy && self.now_ns.saturating_sub(self.scanned_ns) < SCAN_INTERVAL_NS {
+        let due = self.now_ns.saturating_sub(self.scanned_ns) / SCAN_INTERVAL_NS;
+        let lines = if busy { due } else { SCAN_IDLE };
+        if lines == 0 {
             return;
         }
         self.scanned_ns = self.now_ns;
         let seats = self.geometry.clients_max();
-        let end = seats.min(self.scan_at + if busy { SCAN } else { SCAN_IDLE });
+        let end = lines
+            .saturating_mul(LINE as u64)
+            .saturating_add(self.scan_at.into())
+            .min(seats.into()) as u32;
         let mut seat = self.scan_at;
         while seat < end {
             let seen = &self.memory.demand_seen[seat as usize..end as usize];
@@ -91,6 +96,11 @@ impl<S: Store> ServerEngine<S> {
             seat += i as u32 + 1;
         }
         self.scan_at = if end == seats { 0 } else { end };
+    }
+
+    /// Time for one pass over the demand map.
+    pub(super) fn scan_bound_ns(&self) -> u64 {
+        u64::from(self.geometry.clients_max()).div_ceil(LINE as u64) * SCAN_INTERVAL_NS
     }
 
     /// A client's byte of the demand map has changed: takes its endpoint entry, if there is a new one.
@@ -321,11 +331,13 @@ impl<S: Store> ServerEngine<S> {
         } else if next.active > 0 {
             if over || self.idle_ns >= self.config.idle_switch_ns {
                 self.draining = true;
-                self.drain_budget = self.geometry.window();
+                self.drained_ns = 0;
+                self.drain_budget = self.drain_calls();
             }
         } else if over && current.group != NONE && mutant::is(Bug::IdleGroupsServed) {
             self.draining = true;
-            self.drain_budget = self.geometry.window();
+            self.drained_ns = 0;
+            self.drain_budget = self.drain_calls();
         } else if over && current.group != NONE {
             self.begin_slice();
         }

@@ -17,7 +17,7 @@ impl<S: Store> ServerEngine<S> {
     pub(super) fn begin_visits(&mut self) {
         let active = self.tenancies[self.processing as usize].active;
         self.visits_left = active;
-        self.calls_left = ROUND_CALLS;
+        self.calls_left = self.round_calls;
         self.burst_left = self.config.burst;
     }
 
@@ -147,6 +147,7 @@ impl<S: Store> ServerEngine<S> {
         self.counters.direct_writes += u64::from(!staged);
         self.idle_ns = 0;
         self.calls_left = self.calls_left.saturating_sub(1);
+        self.calls_since += 1;
         Some(Call {
             seat,
             number,
