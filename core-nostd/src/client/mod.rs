@@ -259,10 +259,14 @@ impl<S: Store> ClientEngine<S> {
     /// True if [`next_write`](Self::next_write) may have something to post, without any news first.
     #[inline]
     pub fn wants_to_post(&self) -> bool {
+        // Owed in state Warmup; and longer, if a server lies and serves what it cannot know of.
+        if self.demand_owed {
+            return true;
+        }
         match self.state {
             ClientState::Idle => self.parked() > 0 || self.quiet != self.epoch,
             ClientState::Process => self.parked() > 0 && !self.barred,
-            ClientState::Warmup | ClientState::Lost => self.demand_owed,
+            ClientState::Warmup | ClientState::Lost => false,
         }
     }
 

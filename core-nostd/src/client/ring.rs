@@ -83,8 +83,8 @@ impl<S: Store> ClientEngine<S> {
         if flags & (FLAG_ACTIVATE | FLAG_SWITCH) != 0 && message.ext.is_none() {
             return Err(Violation::Flags);
         }
-        let answer = match flags & FLAG_CONTROL {
-            0 => self.answer(&message)?,
+        let record = match flags & FLAG_CONTROL {
+            0 => Some(self.answered(message.head.slot)?),
             _ => None,
         };
         if flags & FLAG_ACTIVATE != 0 {
@@ -93,37 +93,42 @@ impl<S: Store> ClientEngine<S> {
         if flags & FLAG_SWITCH != 0 {
             self.switch(ext)?;
         }
-        Ok(answer)
+        // Only now: with an extension that cannot be, the call ends through `take_failed` (rule R1).
+        Ok(record.and_then(|record| self.end(record, &message)))
     }
 
-    fn answer(&mut self, message: &Message) -> Result<Option<Answer>, Violation> {
-        let slot = message.head.slot;
-        let record = self
-            .calls
-            .get_mut((slot & 0xffff) as usize)
-            .ok_or(Violation::Slot)?;
+    /// The record of the call that a message answers.
+    fn answered(&mut self, slot: u32) -> Result<usize, Violation> {
+        let at = (slot & 0xffff) as usize;
+        let record = self.calls.get(at).ok_or(Violation::Slot)?;
         let right = record.state == RecordState::Outstanding
             && record.number as u16 == (slot >> 16) as u16
             && record.number <= self.sent;
         if !right {
             return Err(Violation::Slot);
         }
-        record.state = RecordState::Held;
-        self.outstanding -= 1;
         if !mutant::is(Bug::AnswersNotCounted) {
             self.answered_max = self.answered_max.max(record.number);
         }
+        Ok(at)
+    }
+
+    /// The call ends with this answer.
+    fn end(&mut self, record: usize, message: &Message) -> Option<Answer> {
+        let record = &mut self.calls[record];
+        record.state = RecordState::Held;
+        self.outstanding -= 1;
         if record.cancelled && !mutant::is(Bug::CancelIgnored) {
-            return Ok(None);
+            return None;
         }
         self.counters.answered += 1;
-        Ok(Some(Answer {
+        Some(Answer {
             call: record.number,
             tag: record.tag,
             status: Status(message.head.tag),
             payload_at: message.payload,
             payload_len: message.head.len as usize,
-        }))
+        })
     }
 
     /// The first response of a tenancy: it says where to write from now on.
