@@ -44,7 +44,7 @@ const FAULTS: [Fault; DECK] = [
     Fault::Stop,
     Fault::Stop,
     Fault::Stop,
-    Fault::Stop,
+    Fault::StopWriting,
     Fault::StopAll,
     Fault::Close,
     Fault::Close,

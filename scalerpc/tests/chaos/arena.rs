@@ -14,6 +14,8 @@ const VICTIMS: usize = 3;
 const WITNESS_CONNECTIONS: u64 = 2;
 /// Calls that somebody must get answered before it counts as progress.
 const PROGRESS: u64 = 20;
+/// Stops before one is given up that should hit a WRITE.
+const TRIES: u32 = 40;
 /// Other mappings come and go with the allocator, and what is in its memory with what it remembers.
 const MAPS_SLACK: usize = 16;
 const HEAP_SLACK: u64 = 16 << 20;
@@ -28,6 +30,8 @@ pub enum Fault {
     KillAll,
     Stop,
     StopAll,
+    /// In the middle of a copy into the server's memory, if that can be hit.
+    StopWriting,
     Close,
     StopServer,
     KillServer,
@@ -175,6 +179,7 @@ impl Arena {
             }
             Fault::Stop => self.stop(1),
             Fault::StopAll => self.stop(VICTIMS),
+            Fault::StopWriting => self.stop_writing(),
             Fault::Close => {
                 let victim = self.any_victim();
                 self.close_victim(victim);
@@ -202,6 +207,42 @@ impl Arena {
         for (at, before) in before.into_iter().enumerate() {
             self.victim_goes_on(at, before);
         }
+    }
+
+    /// Stops a victim again and again, until it is in the middle of a WRITE: its zone cannot be taken from it
+    /// then, and yet the others go on.
+    fn stop_writing(&mut self) {
+        let mut victim = self.any_victim();
+        for _ in 0..TRIES {
+            self.pause(1_000);
+            victim.process.stop();
+            if !self.somebody_writes() {
+                victim.process.go_on();
+                continue;
+            }
+            self.add("stopped in the middle of a WRITE", 1);
+            self.pause(50_000);
+            self.witness_goes_on();
+            if self.rng.one_in(2) {
+                victim.process.kill();
+                return;
+            }
+            victim.process.go_on();
+            break;
+        }
+        let before = victim.process.ask()["calls"];
+        self.victims.push(victim);
+        self.victim_goes_on(self.victims.len() - 1, before);
+    }
+
+    /// The server finds a WRITE under way whenever it looks, for milliseconds.
+    fn somebody_writes(&mut self) -> bool {
+        let mut last = None;
+        (0..3).all(|_| {
+            let found = self.server.ask()["writes_under_way"];
+            std::thread::sleep(Duration::from_millis(2));
+            last.replace(found).is_none_or(|last| last < found)
+        })
     }
 
     fn victim_goes_on(&mut self, at: usize, before: u64) {
