@@ -182,7 +182,7 @@ impl<S: Store> ServerEngine<S> {
             looks_left: 0,
             cursor: 0,
             visits_left: 0,
-            burst_left: 0,
+            burst_left: config.burst,
             calls_left: 0,
             step: Step::Scan,
             scan_at: 0,

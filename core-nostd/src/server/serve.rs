@@ -17,8 +17,9 @@ impl<S: Store> ServerEngine<S> {
     pub(super) fn begin_visits(&mut self) {
         let active = self.tenancies[self.processing as usize].active;
         self.visits_left = active;
+        // What is left of a burst is not renewed: a round may be shorter than a burst, and the connection
+        // that it ended with would have the next one to itself, too.
         self.calls_left = self.round_calls;
-        self.burst_left = self.config.burst;
     }
 
     /// Looks at the connections that are served, in turn; hands out a request that has come.
