@@ -50,6 +50,20 @@ struct Victim {
     process: Process,
     /// Servers that had ended when it was started.
     born: u64,
+    was_stopped: bool,
+}
+
+impl Victim {
+    fn stop(&mut self) {
+        self.was_stopped = true;
+        self.process.stop();
+    }
+
+    /// `ended`: servers that have ended so far.
+    fn check(&self, report: &Report, ended: u64) {
+        // One that is stopped while it connects may be told that it was too slow, on a slow machine.
+        check_client(report, ended - self.born, self.was_stopped);
+    }
 }
 
 /// What there is when only the server and the witness are there, at rest.
@@ -133,6 +147,7 @@ impl Arena {
         Victim {
             process: Process::spawn(&role, self.dir.path()),
             born: self.generation,
+            was_stopped: false,
         }
     }
 
@@ -168,7 +183,7 @@ impl Arena {
             }
             Fault::KillStopped => {
                 let mut victim = self.any_victim();
-                victim.process.stop();
+                victim.stop();
                 self.witness_goes_on();
                 victim.process.kill();
             }
@@ -198,8 +213,8 @@ impl Arena {
             before.push(victim.process.ask()["calls"]);
         }
         self.pause(10_000);
-        let stopped = &self.victims[..count];
-        stopped.iter().for_each(|victim| victim.process.stop());
+        let stopped = &mut self.victims[..count];
+        stopped.iter_mut().for_each(Victim::stop);
         self.pause(50_000);
         self.witness_goes_on();
         let stopped = &self.victims[..count];
@@ -215,7 +230,7 @@ impl Arena {
         let mut victim = self.any_victim();
         for _ in 0..TRIES {
             self.pause(1_000);
-            victim.process.stop();
+            victim.stop();
             if !self.somebody_writes() {
                 victim.process.go_on();
                 continue;
@@ -250,7 +265,7 @@ impl Arena {
         let victim = &mut self.victims[at];
         wait_for("answers to a victim", || {
             let report = victim.process.ask();
-            check_client(&report, ended - victim.born);
+            victim.check(&report, ended);
             (report["calls"] >= before + PROGRESS).then_some(())
         });
     }
@@ -262,7 +277,7 @@ impl Arena {
         let (witness, ended) = (&mut self.witness, self.generation);
         wait_for("answers to the witness", || {
             let report = witness.ask();
-            check_client(&report, ended);
+            check_client(&report, ended, false);
             let there = report["connected"] == 1 && report["links"] == ended + 1;
             (there && report["calls"] >= before + PROGRESS).then_some(report)
         })
@@ -271,7 +286,7 @@ impl Arena {
     fn close_victim(&mut self, mut victim: Victim) {
         victim.process.tell("close");
         let report = victim.process.expect("closed");
-        check_client(&report, self.generation - victim.born);
+        victim.check(&report, self.generation);
         victim.process.wait();
         for name in [
             "calls",
@@ -366,7 +381,7 @@ impl Arena {
                 0 => self.close_victim(victim),
                 1 => victim.process.kill(),
                 _ => {
-                    victim.process.stop();
+                    victim.stop();
                     victim.process.kill();
                 }
             }
@@ -503,10 +518,10 @@ impl Arena {
 }
 
 /// What a client says of itself, when so many servers have ended in its life.
-fn check_client(report: &Report, ended: u64) {
+fn check_client(report: &Report, ended: u64, may_be_late: bool) {
     let lost = report["lost"];
     assert!(lost <= ended, "a link was lost for no reason: {report:?}");
-    if ended == 0 {
+    if ended == 0 && !may_be_late {
         assert_eq!(report["failed_setups"], 0, "{report:?}");
     }
     assert_eq!(report["busy"], 0, "seats are missing: {report:?}");
