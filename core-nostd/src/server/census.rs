@@ -14,7 +14,7 @@ pub struct Census {
     pub slots_held: u32,
     /// The most of those that one connection holds.
     pub slots_held_max: u32,
-    /// Calls of open connections that were handed out and not answered.
+    /// Calls of connections that are not being closed that were handed out and not answered.
     pub answers_owed: u32,
     /// The group that is served is being told that its slice is over.
     pub draining: bool,
@@ -60,7 +60,9 @@ impl<S: Store> ServerEngine<S> {
             let held = length(conn.slot_head);
             census.slots_held += held;
             census.slots_held_max = census.slots_held_max.max(held);
-            census.answers_owed += u32::from(conn.answers_owed);
+            if conn.state != ConnState::Closing {
+                census.answers_owed += u32::from(conn.answers_owed);
+            }
         }
         Ok(())
     }
@@ -114,6 +116,11 @@ impl<S: Store> ServerEngine<S> {
                 .iter()
                 .filter(move |conn| conn.state == state)
         };
+        let [served, next] =
+            [self.processing, 1 - self.processing].map(|pool| self.tenancies[pool as usize]);
+        if served.group != NONE && next.group != NONE && served.epoch >= next.epoch {
+            return Err("R4: a tenancy has a later epoch than the one that follows it");
+        }
         let mut listed = 0;
         for (pool, tenancy) in self.tenancies.iter().enumerate() {
             listed += tenancy.active;

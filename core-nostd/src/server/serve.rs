@@ -219,7 +219,10 @@ impl<S: Store> ServerEngine<S> {
         }
         conn.answers_owed -= 1;
         let (active, told_zone) = (conn.state == ConnState::Active, conn.told_zone);
-        let last = active && self.draining && self.is_last(seat, exposed);
+        let zone = conn.zone;
+        // An answer that comes late may go to a connection of the next tenancy, whose drain this is not.
+        let leaves = active && self.draining && self.place(zone).0 == self.processing;
+        let last = leaves && self.is_last(seat, exposed);
         let mut flags = 0;
         if last {
             flags |= FLAG_EXT | FLAG_SWITCH;
