@@ -361,16 +361,16 @@ step_test() {
 
 step_release() {
     need_for_tests
-    cargo_test --release --workspace --exclude "$MODELS" --exclude scalerpc --exclude scalerpc-cli
+    cargo_test --profile ci --workspace --exclude "$MODELS" --exclude scalerpc --exclude scalerpc-cli
 }
 
 step_e2e() {
     need_for_tests
-    cargo_test --release -p scalerpc -p scalerpc-cli
+    cargo_test --profile ci -p scalerpc -p scalerpc-cli
 }
 
 step_loom() {
-    cargo_test --release -p "$MODELS"
+    cargo_test --profile ci -p "$MODELS"
 }
 
 # --- Which steps ---------------------------------------------------------------------------------
