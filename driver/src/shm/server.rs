@@ -201,8 +201,7 @@ impl ShmServer {
         MemoryReport {
             exposed_bytes: self.exposed.memory().len(),
             private_bytes: self.private.memory().len(),
-            per_seat_bytes: self.geometry.server_bytes_per_client()
-                + SEAT_BYTES,
+            per_seat_bytes: self.geometry.server_bytes_per_client() + SEAT_BYTES,
             backing: self.exposed.memory().backing().clone(),
             client_bytes: Counts::get(&self.shared.counts.client_bytes),
         }
