@@ -42,6 +42,8 @@ bugs! {
     RevocationForgotten = "revocation-forgotten",
     /// Epochs are used again.
     EpochReused = "epoch-reused",
+    /// A later epoch is served before an earlier one.
+    EpochsOutOfOrder = "epochs-out-of-order",
     /// `valid` is the plain number.
     ValidWithoutOwner = "valid-without-owner",
     /// `valid` is the plain number, and the owner is not looked at either.
@@ -110,6 +112,8 @@ bugs! {
     SignalsTooSeldom = "signals-too-seldom",
     /// Switch events do not ask for a completion.
     EventUnsignaled = "event-unsignaled",
+    /// Answers after the switch event do not ask for a completion.
+    LateAnswerUnsignaled = "late-answer-unsignaled",
     /// One work request too many counts as done.
     RetiredTooMany = "retired-too-many",
     /// The send queue counts as having room for one more.

@@ -275,7 +275,7 @@ impl<S: Store> ServerEngine<S> {
         if self.tenancies[pool].group == NONE {
             let group = self.memory.conns[seat as usize].group;
             self.begin_tenancy(pool, group);
-            if pool == self.processing as usize {
+            if pool == self.processing as usize && !mutant::is(Bug::EpochsOutOfOrder) {
                 self.renumber(1 - pool);
             }
         }

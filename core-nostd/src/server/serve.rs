@@ -308,7 +308,9 @@ impl<S: Store> ServerEngine<S> {
         let inline = span <= self.limits.inline_max;
         let holds_scarce = scarce && !inline;
         let event = head.flags & FLAG_SWITCH != 0 && !mutant::is(Bug::EventUnsignaled);
-        let (sequence, signaled) = conn.sq.post(holds_scarce || event);
+        // Nor does a fetch wait for answers that came late, after the event.
+        let late = conn.state != ConnState::Active && !mutant::is(Bug::LateAnswerUnsignaled);
+        let (sequence, signaled) = conn.sq.post(holds_scarce || event || late);
         let remote = conn.ring_at + self.geometry.ring_slot_end(position) - span;
         let wr_id = WrId::new(WrKind::Write, conn.generation, seat, sequence);
         if inline || mutant::is(Bug::SendSlotEarly) {
