@@ -62,7 +62,7 @@ pub(crate) struct ServerArgs {
     #[arg(long, value_name = "N", default_value_t = 40)]
     group: u32,
     /// How long a group is served while others wait, in microseconds
-    #[arg(long, value_name = "US", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=60_000_000))]
+    #[arg(long, value_name = "US", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..=60_000_000))]
     slice_us: u64,
     /// Hugepages: demand them, take them if they are there, or leave them alone
     #[arg(long, value_name = "require|prefer|never", default_value_t = PagePolicy::Prefer)]
