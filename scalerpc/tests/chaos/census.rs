@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 use std::fs::{File, read_dir, read_link, read_to_string};
 use std::os::fd::AsRawFd;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
 
 const MEMFD: &str = "/memfd:scalerpc-";
 const NR_HUGEPAGES: &str = "/proc/sys/vm/nr_hugepages";
@@ -96,8 +98,9 @@ pub fn holders(inodes: &BTreeSet<u64>) -> Vec<String> {
 
 /// Hugepages that were added to the machine's, and are given back on drop.
 pub struct HugePages {
-    before: u64,
     free: u64,
+    /// Gives them back when its standard input ends, even if that is because this process was killed.
+    keeper: Child,
     /// Keeps out other tests that change the number.
     _lock: File,
 }
@@ -115,9 +118,17 @@ impl HugePages {
             return Err("another test has the hugepages".into());
         }
         let before = total();
+        let keeper = Command::new("sh")
+            .args(["-c", &format!("cat; echo {before} > {NR_HUGEPAGES}")])
+            .stdin(Stdio::piped())
+            .stderr(Stdio::null())
+            // What ends this process from a terminal does not end that one.
+            .process_group(0)
+            .spawn()
+            .map_err(|error| error.to_string())?;
         let this = Self {
-            before,
             free: free() + Self::COUNT,
+            keeper,
             _lock: lock,
         };
         std::fs::write(NR_HUGEPAGES, (before + Self::COUNT).to_string())
@@ -125,9 +136,8 @@ impl HugePages {
         match total() {
             got if got == before + Self::COUNT => Ok(this),
             got => Err(format!(
-                "{} more hugepages wanted, {} got",
-                Self::COUNT,
-                got - before
+                "{} hugepages wanted, {got} got",
+                before + Self::COUNT
             )),
         }
     }
@@ -140,7 +150,8 @@ impl HugePages {
 
 impl Drop for HugePages {
     fn drop(&mut self) {
-        let _ = std::fs::write(NR_HUGEPAGES, self.before.to_string());
+        // Ends its standard input first.
+        let _ = self.keeper.wait();
     }
 }
 
