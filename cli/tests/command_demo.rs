@@ -21,7 +21,9 @@ fn assert_all_right(json: &Value) {
     assert_eq!(number(json, "errors"), 0, "{json}");
     assert!(number(json, "operations") > 0, "{json}");
     assert_eq!(number(json, "violations"), 0, "{json}");
-    assert_eq!(number(json, "failures"), 0, "{json}");
+    // A post to a process that has just died may fail before the server hears of its end.
+    let (failures, fenced) = (number(json, "failures"), number(json, "fenced"));
+    assert!(failures <= fenced, "{json}");
     let methods = ["stat", "readdir", "mknod", "rmnod"];
     let of = |name: &str| number(json, &format!("per_operation.{name}.operations"));
     assert_eq!(
