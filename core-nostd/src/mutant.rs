@@ -98,6 +98,8 @@ bugs! {
     WaiterForgotten = "waiter-forgotten",
     /// A group whose slice is over is not queued again.
     GroupNotQueued = "group-not-queued",
+    /// A group that finds no zone free loses its turn.
+    TurnLostWithoutZones = "turn-lost-without-zones",
     /// The group that came last is served first.
     LastComeFirstServed = "last-come-first-served",
     /// A slice never ends while calls come.

@@ -7,6 +7,8 @@ use scalerpc_core::server::ServerConfig;
 use scalerpc_core::wire::Placement;
 use scalerpc_core::{Geometry, GeometryConfig, Mapping};
 
+use crate::fabric::Unkind;
+
 /// One run. Each seed draws its own (swarm testing): a fault that never meets a certain geometry in one
 /// run meets it in another.
 #[derive(Clone, Copy, Debug)]
@@ -23,6 +25,8 @@ pub struct Config {
     pub steps: u32,
     /// Chances per step.
     pub chances: Chances,
+    /// Of the fabric.
+    pub unkind: Unkind,
 }
 
 /// How likely things are, in each step, in 1/1000; except where said.
@@ -40,6 +44,10 @@ pub struct Chances {
     pub fail: u32,
     /// A client writes what it must not.
     pub lie: u32,
+    /// A client stops, and never goes on.
+    pub mute: u32,
+    /// A handler answers later.
+    pub defer: u32,
     /// A seat that is free is taken by a new client.
     pub connect: u32,
     /// An operation moves on: in 1/1000 for each connection.
@@ -56,7 +64,7 @@ impl Config {
     /// The run of a seed.
     pub fn draw(seed: u64) -> Self {
         let mut rng = SmallRng::seed_from_u64(seed);
-        let window = 1 << rng.random_range(0..6);
+        let window = 1 << rng.random_range(0..7);
         let mapping = if rng.random_ratio(1, 12) {
             Mapping::Static
         } else {
@@ -89,19 +97,14 @@ impl Config {
                 Placement::AnyOrder
             },
         };
-        let mut rare = |top: u32| {
-            if rng.random() {
-                rng.random_range(0..=top)
-            } else {
-                0
-            }
-        };
         let chances = Chances {
-            cancel: rare(20),
-            stop: rare(5),
-            die: rare(3),
-            fail: rare(3),
-            lie: rare(5),
+            cancel: rare(&mut rng, 20),
+            stop: rare(&mut rng, 5),
+            die: rare(&mut rng, 3),
+            fail: rare(&mut rng, 3),
+            lie: rare(&mut rng, 5),
+            mute: rare(&mut rng, 2),
+            defer: rare(&mut rng, 300),
             connect: 50,
             call: rng.random_range(20..=900),
             deliver: rng.random_range(50..=900),
@@ -109,18 +112,34 @@ impl Config {
             burst: rng.random_range(1..=2 * window),
             step_ns: [50, 1_000, 20_000][rng.random_range(0..3)],
         };
+        let unkind = Unkind {
+            late: rare(&mut rng, 950),
+            refuse: rare(&mut rng, 2),
+            hesitate: rare(&mut rng, 500),
+            fence_ns: [1, 10_000, 100_000, 2_000_000][rng.random_range(0..4)],
+        };
         Self {
             seed,
             geometry,
             server,
             limits,
-            steps: 4_000,
+            // Debug builds are an order of magnitude slower.
+            steps: if cfg!(debug_assertions) { 600 } else { 3_000 },
             chances,
+            unkind,
         }
     }
 
     /// The geometry, which a drawn configuration always has.
     pub fn sizes(&self) -> Result<Geometry, String> {
         Geometry::new(self.geometry).map_err(|error| error.to_string())
+    }
+}
+
+/// Half of the runs go without; the others have up to `top`.
+fn rare(rng: &mut SmallRng, top: u32) -> u32 {
+    match rng.random() {
+        true => rng.random_range(0..=top),
+        false => 0,
     }
 }

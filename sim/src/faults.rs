@@ -3,14 +3,23 @@
 use rand::Rng;
 use scalerpc_core::Memory;
 use scalerpc_core::client::{ClientConn, ClientState};
-use scalerpc_core::server::{ConnState, OpenConn};
-use scalerpc_core::wire::{TRAILER_BYTES, valid_word};
+use scalerpc_core::server::ConnState;
+use scalerpc_core::wire::{self, Entry, Head, LINE, Placement, TRAILER_BYTES, valid_word};
+use scalerpc_driver::Fabric;
 use scalerpc_driver::store;
 
-use crate::arena::Arena;
-use crate::net::Queue;
+use crate::fabric::Net;
 use crate::oracle::Broken;
-use crate::world::{Peer, World};
+use crate::world::{Peer, World, hurt, tell};
+
+/// What a client wrote that the server must not take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Bait {
+    /// An endpoint entry in order but for one number, with a name for that.
+    Entry(&'static str),
+    /// A request with this number, in order but for its length or its flags.
+    Request(u64),
+}
 
 impl World {
     pub(crate) fn disturb(&mut self, seat: usize) -> Result<(), Broken> {
@@ -19,26 +28,35 @@ impl World {
             self.connect(seat)?;
         }
         let nap_ns = self.rng.random_range(0..=100 * chances.step_ns);
-        let (stop, die, fail) = (
-            self.chance(chances.stop),
-            self.chance(chances.die),
-            self.chance(chances.fail),
-        );
-        let lie = self.chance(chances.lie);
         let later_ns = self.now_ns + nap_ns;
+        let fates = [
+            chances.stop,
+            chances.mute,
+            chances.die,
+            chances.fail,
+            chances.lie,
+        ];
+        let [stop, mute, die, fail, lie] = fates.map(|per_mille| self.chance(per_mille));
         let Some(peer) = &mut self.peers[seat] else {
             return Ok(());
         };
-        if stop {
+        if stop && peer.asleep_ns != u64::MAX {
             peer.asleep_ns = later_ns;
-        }
-        if die {
+            self.mark("client stopped for a while");
+        } else if mute {
+            peer.asleep_ns = u64::MAX;
+            tell!(self, "{seat:>3} ~ stops for ever");
+            self.mark("client stopped for ever");
+        } else if die && !peer.dead {
             peer.dead = true;
-        }
-        if (die || fail) && peer.down_ns.is_none() {
-            peer.down_ns = Some(later_ns);
-        }
-        if lie {
+            tell!(self, "{seat:>3} ~ dies");
+            self.end.change().die(seat as u32, later_ns);
+            self.mark("client died");
+        } else if fail {
+            tell!(self, "{seat:>3} ~ connection fails");
+            self.end.change().fail(seat as u32);
+            self.mark("connection failed");
+        } else if lie {
             self.lie(seat);
         }
         Ok(())
@@ -53,62 +71,71 @@ impl World {
         };
         let engine = store::client_engine(self.geometry, self.config.limits, conn)
             .ok_or("the limits do not suffice")?;
-        let exposed = self.exposed.region();
-        let (line, byte) = (
-            self.geometry.endpoint(seat as u32),
-            self.geometry.demand_byte(seat as u32),
-        );
-        for word in (0..64).step_by(8) {
-            exposed.store(line + word, 0);
-        }
-        exposed.store_byte_release(byte, 0);
+        let Some(end) = Net::connect(self.end.net(), &[seat as u32], &[owner]) else {
+            return Ok(());
+        };
+        tell!(self, "{seat:>3} + connects");
         self.peers[seat] = Some(Peer {
             owner,
             engine,
-            exposed: Arena::new(self.geometry.client_exposed_bytes()),
-            private: Arena::new(self.geometry.client_private_bytes()),
-            up: Queue::default(),
-            down: Queue::default(),
+            end,
             asleep_ns: 0,
             dead: false,
             liar: false,
-            down_ns: None,
-            revoked: 0,
+            bait: None,
+            posted_max: 0,
+            told_epoch: 0,
+            waits: None,
+            drained: 0,
         });
-        let open = OpenConn {
-            seat: seat as u32,
-            owner,
-            ring_at: self.geometry.ring(0),
-            staging_at: self.geometry.staging(0),
-        };
-        match self.server.open(open) {
-            true => Ok(()),
-            false => Err("a free seat could not be opened".into()),
-        }
+        self.mark("connected");
+        Ok(())
     }
 
     /// The client writes bytes that it may reach and must not write.
     fn lie(&mut self, seat: usize) {
+        let is_up = self
+            .end
+            .look()
+            .wire(seat as u32)
+            .is_some_and(|wire| !wire.cut && !wire.dead);
+        let baited = self.peers[seat]
+            .as_ref()
+            .is_none_or(|peer| peer.bait.is_some());
+        if !is_up || baited {
+            return;
+        }
+        match self.rng.random_range(0..4) {
+            0 => self.lie_at_home(seat),
+            1 => self.lie_anywhere(seat),
+            2 => self.bait_with_entry(seat),
+            _ => self.bait_with_request(seat),
+        }
+    }
+
+    /// A number that somebody might not have thought of.
+    fn odd_word(&mut self) -> u64 {
+        match self.rng.random_range(0..4) {
+            0 => self.rng.random_range(0..4),
+            1 => u64::MAX - self.rng.random_range(0..4),
+            2 => 1 << self.rng.random_range(0..64),
+            _ => self.rng.random(),
+        }
+    }
+
+    /// Nonsense in its own endpoint entry, with the right owner, and in a block of its zone.
+    fn lie_at_home(&mut self, seat: usize) {
+        let words: Vec<_> = (0..16).map(|_| self.odd_word()).collect();
         let endpoint = self.geometry.endpoint(seat as u32);
         let zone = self.server.seat(seat as u32).and_then(|(_, zone)| zone);
         let Some(peer) = &mut self.peers[seat] else {
             return;
         };
-        if peer.down_ns.is_some() {
-            return;
-        }
         peer.liar = true;
-        let target = self.exposed.region();
-        let mut word = || match self.rng.random_range(0..4) {
-            0 => self.rng.random_range(0..4),
-            1 => u64::MAX - self.rng.random_range(0..4),
-            2 => 1 << self.rng.random_range(0..64),
-            _ => self.rng.random(),
-        };
-        // Its own endpoint entry with the right owner, or a block of its zone.
-        let number = word() % 8;
-        for at in (0..56).step_by(8) {
-            target.store(endpoint + at, word());
+        let target = self.end.exposed();
+        let number = words[15] % 8;
+        for (i, word) in words[..7].iter().enumerate() {
+            target.store(endpoint + 8 * i, *word);
         }
         target.store(endpoint + 8, peer.owner);
         target.store_release(endpoint + 56, number);
@@ -116,47 +143,192 @@ impl World {
         if let Some(zone) = zone {
             let zones = self.geometry.zones();
             let end = self.geometry.block_end(zone / zones, zone % zones, number);
-            for at in (8..=TRAILER_BYTES).step_by(8) {
-                target.store(end - at, word());
+            for (i, word) in (1..=TRAILER_BYTES / 8).zip(&words[7..]) {
+                target.store(end - 8 * i, *word);
             }
             target.store(end - TRAILER_BYTES, peer.owner);
             target.store_release(end - 8, valid_word(peer.owner, number));
         }
+        tell!(self, "{seat:>3} ~ lies");
+        self.mark("lie: nonsense at its own places");
     }
 
-    /// Connections that have failed end, on both sides.
-    pub(crate) fn tear_down(&mut self) -> Result<(), Broken> {
-        for seat in 0..self.peers.len() {
-            let Some(peer) = &mut self.peers[seat] else {
-                continue;
-            };
-            if peer.down_ns.is_none_or(|at| at > self.now_ns) {
-                continue;
+    /// Nonsense in what is another's: all clients have the same key to the server's memory.
+    fn lie_anywhere(&mut self, seat: usize) {
+        let victim = self.rng.random_range(0..self.peers.len());
+        let zones = self.geometry.pools() * self.geometry.zones();
+        let zone = self.rng.random_range(0..zones);
+        let (words, at_entry): (_, bool) = ([(); 8].map(|()| self.odd_word()), self.rng.random());
+        let call = self.rng.random();
+        let at = match at_entry {
+            true => self.geometry.endpoint(victim as u32),
+            false => {
+                let (pool, zone) = (zone / self.geometry.zones(), zone % self.geometry.zones());
+                self.geometry.block_end(pool, zone, call) - LINE
             }
-            peer.up.flush();
-            peer.down.flush();
-            while let Some(completion) = peer.down.poll() {
-                self.server.completed(completion);
-            }
-            self.server.gone(seat as u32);
-            if self.server.seat(seat as u32) != Some((ConnState::Free, None)) {
-                return Err(format!("seat {seat} is not free after its end"));
-            }
-            peer.engine.lost();
-            if peer.engine.state() != ClientState::Lost {
-                return Err("a lost connection is not lost".into());
-            }
-            if !peer.dead {
-                peer.asleep_ns = 0;
-                self.take_answers(seat)?;
-                let honest = self.peers[seat].as_ref().filter(|peer| !peer.liar);
-                let left = honest.map_or(Ok(0), |peer| self.oracle.balance(peer.owner))?;
-                if left > 0 {
-                    return Err("R1: a call of a lost connection did not end".into());
-                }
-            }
-            self.peers[seat] = None;
+        };
+        if !at_entry {
+            hurt(&mut self.peers, &self.server, zone);
         }
-        Ok(())
+        for seat in [Some(seat), at_entry.then_some(victim)].into_iter().flatten() {
+            if let Some(peer) = &mut self.peers[seat] {
+                peer.liar = true;
+            }
+        }
+        let target = self.end.exposed();
+        for (i, word) in words.into_iter().enumerate() {
+            target.store_release(at + 8 * i, word);
+        }
+        let byte = self.geometry.demand_byte(victim as u32);
+        if at_entry {
+            target.store_byte_release(byte, words[0] as u8);
+        }
+        tell!(self, "{seat:>3} ~ lies at {at}");
+        self.mark("lie: nonsense at another's places");
+    }
+
+    /// An endpoint entry in which one number is hostile.
+    fn bait_with_entry(&mut self, seat: usize) {
+        let idle = self.server.seat(seat as u32) == Some((ConnState::Idle, None));
+        let still = self
+            .end
+            .look()
+            .wire(seat as u32)
+            .is_some_and(|it| it.up.outstanding() == 0);
+        let pick = self.rng.random_range(0..11);
+        let Some(peer) = &mut self.peers[seat] else {
+            return;
+        };
+        let ready = idle && still && peer.engine.state() == ClientState::Idle && !peer.liar;
+        if !ready || peer.engine.outstanding() > 0 {
+            return;
+        }
+        let block = self.geometry.request_block_bytes() as u32;
+        let mut entry = Entry {
+            quiet_epoch: peer.told_epoch,
+            first_call: self.oracle.executed_of(peer.owner) + 1,
+            staged_at: 0,
+            stride: LINE as u32,
+            count: 1,
+        };
+        let what = match pick {
+            0 => {
+                entry.quiet_epoch += 1;
+                "quiet epoch"
+            }
+            1 => {
+                entry.first_call += 1;
+                "first call"
+            }
+            2 => {
+                entry.first_call -= 1;
+                "first call"
+            }
+            3 => {
+                entry.count = 0;
+                "count"
+            }
+            4 => {
+                entry.count = self.geometry.window() + 1;
+                "count"
+            }
+            5 => {
+                entry.count = u32::MAX;
+                "count"
+            }
+            6 => {
+                entry.staged_at = self.geometry.staging_bytes() as u64;
+                "address"
+            }
+            7 => {
+                entry.staged_at = u64::MAX - 63;
+                "address"
+            }
+            8 => {
+                entry.stride = 0;
+                "stride"
+            }
+            9 => {
+                entry.stride = block + LINE as u32;
+                "stride"
+            }
+            _ => {
+                entry.staged_at = 8;
+                "address"
+            }
+        };
+        let number = peer.engine.counters().entries + 1;
+        peer.bait = Some(Bait::Entry(what));
+        (peer.liar, peer.asleep_ns) = (true, u64::MAX);
+        let placement = self.config.limits.placement;
+        let endpoint = self.geometry.endpoint(seat as u32);
+        let exposed = self.end.exposed();
+        entry.seal(exposed, endpoint, peer.owner, number, placement);
+        exposed.store_byte_release(self.geometry.demand_byte(seat as u32), number as u8);
+        tell!(self, "{seat:>3} ~ lies: an entry with a hostile {what}");
+        self.mark("lie: entry with one hostile number");
+    }
+
+    /// A request in its zone, the next one, with a hostile length or flags.
+    fn bait_with_request(&mut self, seat: usize) {
+        let Some((ConnState::Active, Some(zone))) = self.server.seat(seat as u32) else {
+            return;
+        };
+        let still = self
+            .end
+            .look()
+            .wire(seat as u32)
+            .is_some_and(|it| it.up.transfers.is_empty());
+        let (pick, word) = (self.rng.random_range(0..3), self.odd_word());
+        let Some(peer) = &mut self.peers[seat] else {
+            return;
+        };
+        let ready = still && peer.engine.state() == ClientState::Process && !peer.liar;
+        // Where bytes come in any order, a message that cannot be has not arrived yet.
+        let trusts = self.config.limits.placement == Placement::InOrder;
+        if !ready || !trusts {
+            return;
+        }
+        let max = self.geometry.request_max_bytes() as u32;
+        let block = self.geometry.request_block_bytes();
+        let (len, flags) = match pick {
+            0 => ((max + 1).max(word as u32), 0),
+            1 => (max + 1, 0),
+            _ => (0, 1 << (word % 16)),
+        };
+        // There must be room for what the flags promise.
+        let flags = match block {
+            LINE => flags & !wire::FLAG_EXT,
+            _ => flags,
+        };
+        if len <= max && flags == 0 {
+            return;
+        }
+        let head = Head {
+            len,
+            tag: 0,
+            flags,
+            slot: 0,
+        };
+        let number = self.oracle.executed_of(peer.owner) + 1;
+        peer.bait = Some(Bait::Request(number));
+        (peer.liar, peer.asleep_ns) = (true, u64::MAX);
+        let (pool, zone) = (zone / self.geometry.zones(), zone % self.geometry.zones());
+        let end = self.geometry.block_end(pool, zone, number);
+        let ext = (flags & wire::FLAG_EXT != 0).then(wire::Ext::default);
+        wire::seal(
+            self.end.exposed(),
+            end,
+            peer.owner,
+            head,
+            ext,
+            number,
+            Placement::InOrder,
+        );
+        tell!(
+            self,
+            "{seat:>3} ~ lies: request {number} of {len} bytes, flags {flags:#x}"
+        );
+        self.mark("lie: request with a hostile head");
     }
 }

@@ -1,30 +1,33 @@
 //! A simulated fabric with virtual time, seeds and faults, and the checks that run on it.
 //!
-//! [`World`] runs the real engines of `scalerpc-core` on reliable connections that are
-//! no better than they promise to be, and checks the protocol's rules at every step. The same seed gives
-//! the same run.
+//! [`World`] runs the real engines of `scalerpc-core` on reliable connections that are no better than
+//! they promise to be, and checks the protocol's rules at every step. The same seed gives the same run.
 
 pub mod arena;
+mod calm;
+mod client;
 pub mod config;
+pub mod fabric;
 mod faults;
 pub mod marks;
 #[cfg(scalerpc_mutant)]
 pub mod mutants;
-pub mod net;
+mod net;
 pub mod oracle;
+mod serve;
 pub mod world;
 
 pub use config::Config;
 pub use world::{Report, World};
 
-/// Runs a seed.
+/// Runs a seed; `trace`: it says what happens.
 ///
 /// # Errors
 ///
 /// Which rule was broken, and how; the seed reproduces it.
-pub fn run_seed(seed: u64) -> Result<Report, String> {
+pub fn run_seed(seed: u64, trace: bool) -> Result<Report, String> {
     let config = Config::draw(seed);
-    World::new(config)
+    World::new(config, trace)
         .and_then(World::run)
         .map_err(|broken| format!("seed {seed}: {broken}\n{config:#?}"))
 }

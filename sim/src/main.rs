@@ -49,7 +49,7 @@ fn play(args: &Args) -> ExitCode {
         if end.is_some_and(|end| start.elapsed() >= end) {
             break;
         }
-        match scalerpc_sim::run_seed(seed) {
+        match scalerpc_sim::run_seed(seed, false) {
             Ok(report) => marks.add(&report),
             Err(broken) => {
                 eprintln!("{broken}\nreplay it with --seed {seed}");
@@ -61,6 +61,10 @@ fn play(args: &Args) -> ExitCode {
     for (mark, times) in marks.all() {
         println!("{times:>14}  {mark}");
     }
+    println!(
+        "{:>13}‰  longest wait for an answer, of what rule R8 allows",
+        marks.longest_wait
+    );
     let seconds = start.elapsed().as_secs();
     println!(
         "{played} seeds from {}, {seconds} s: every rule held",
@@ -74,7 +78,7 @@ fn play(args: &Args) -> ExitCode {
 }
 
 fn replay(seed: u64) -> ExitCode {
-    match scalerpc_sim::run_seed(seed) {
+    match scalerpc_sim::run_seed(seed, true) {
         Ok(report) => {
             println!("{report:#?}");
             ExitCode::SUCCESS

@@ -57,7 +57,7 @@ fn hunt(name: &'static str, first: u64) -> Caught {
     };
     for seed in first..first + SEEDS_MAX {
         caught.seeds += 1;
-        match catch_unwind(AssertUnwindSafe(|| crate::run_seed(seed))) {
+        match catch_unwind(AssertUnwindSafe(|| crate::run_seed(seed, false))) {
             Ok(Ok(report)) => marks.add(&report),
             Ok(Err(broken)) => caught.why = broken.lines().next().map(str::to_owned),
             Err(panic) => {

@@ -1,6 +1,6 @@
 //! What must be true, known independently of the engines.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use scalerpc_core::wire::Status;
 
@@ -66,7 +66,7 @@ struct Ledger {
     ended: u64,
     /// Calls that were not wanted any more.
     cancelled: u64,
-    outstanding: HashMap<u64, ()>,
+    outstanding: HashSet<u64>,
     /// After a switch event: calls later than this one must not run before they are fetched again.
     frozen: Option<u64>,
 }
@@ -89,7 +89,7 @@ impl Oracle {
     pub fn issued(&mut self, owner: u64, call: u64) -> Result<(), Broken> {
         let ledger = self.ledger(owner);
         ledger.issued += 1;
-        ledger.outstanding.insert(call, ());
+        ledger.outstanding.insert(call);
         if call != ledger.issued {
             return Err(format!(
                 "call {call} was accepted as number {}",
@@ -110,12 +110,17 @@ impl Oracle {
             ));
         }
         if call > ledger.issued {
-            return Err(format!("call {call} ran, but was never made"));
+            return Err(format!("R2: call {call} ran, but was never made"));
         }
         if ledger.frozen.is_some_and(|consumed| call > consumed) {
             return Err(format!("R3: call {call} ran after its tenancy"));
         }
         Ok(())
+    }
+
+    /// Calls of the connection that ran.
+    pub fn executed_of(&self, owner: u64) -> u64 {
+        self.ledgers.get(&owner).map_or(0, |ledger| ledger.executed)
     }
 
     /// The server has told the connection that calls after `consumed` did not run.
@@ -137,10 +142,17 @@ impl Oracle {
     }
 
     /// A call ended: with an answer, or with an error that says whether it may have run.
-    pub fn ended(&mut self, owner: u64, call: u64, may_have_run: bool) -> Result<(), Broken> {
+    /// `posted_max` is the latest call that ever left the client.
+    pub fn ended(
+        &mut self,
+        owner: u64,
+        call: u64,
+        may_have_run: bool,
+        posted_max: u64,
+    ) -> Result<(), Broken> {
         let ledger = self.ledger(owner);
         ledger.ended += 1;
-        if ledger.outstanding.remove(&call).is_none() {
+        if !ledger.outstanding.remove(&call) {
             return Err(format!(
                 "R1: call {call} ended twice, or was not outstanding"
             ));
@@ -148,6 +160,11 @@ impl Oracle {
         if !may_have_run && call <= ledger.executed {
             return Err(format!(
                 "R1: call {call} ran, but is said not to have been sent"
+            ));
+        }
+        if may_have_run && call > posted_max {
+            return Err(format!(
+                "R1: call {call} was never sent, but is said to have run, perhaps"
             ));
         }
         Ok(())
@@ -158,8 +175,8 @@ impl Oracle {
         let ledger = self.ledger(owner);
         ledger.cancelled += 1;
         match ledger.outstanding.remove(&call) {
-            Some(()) => Ok(()),
-            None => Err(format!("call {call} was cancelled, but not outstanding")),
+            true => Ok(()),
+            false => Err(format!("call {call} was cancelled, but not outstanding")),
         }
     }
 
@@ -171,7 +188,7 @@ impl Oracle {
         let sum = ledger.ended + ledger.cancelled + ledger.outstanding.len() as u64;
         if sum != ledger.issued {
             return Err(format!(
-                "{} calls issued, {sum} accounted for",
+                "R1: {} calls issued, {sum} accounted for",
                 ledger.issued
             ));
         }

@@ -21,6 +21,7 @@ mod serve;
 
 pub use api::{Action, Call, Counters, OpenConn, ServerConfig};
 pub use census::Census;
+pub use quarantine::REVOKE_BACKOFF_MAX;
 pub use records::{
     Active, Conn, ConnState, Group, SendSlot, ServerMemory, ServerSizes, Zone, ZoneState,
 };
@@ -370,10 +371,15 @@ impl<S: Store> ServerEngine<S> {
         let tenancy = &mut self.tenancies[pool as usize];
         let list = &mut self.memory.active[first..first + tenancy.active];
         if let Some(at) = list.iter().position(|other| other.seat == seat) {
-            list.swap(at, tenancy.active - 1);
+            // The last one may be in the middle of its drain, and the cursor at any: both keep their place.
+            list[at..].rotate_left(1);
             tenancy.active -= 1;
+            let was_last = at == tenancy.active;
             if pool == self.processing {
-                self.drain_budget = self.drain_calls();
+                self.cursor -= usize::from(at < self.cursor);
+                if was_last {
+                    self.drain_budget = self.drain_calls();
+                }
             }
         }
     }

@@ -10,7 +10,7 @@ use crate::wire::ENTRY_QUIET_AT;
 /// Zones in quarantine that are looked at in one round.
 pub(super) const LOOKS: usize = 8;
 /// A revocation that found a WRITE under way is tried again after twice the time, up to 2^so many times.
-const BACKOFF_MAX: u8 = 10;
+pub const REVOKE_BACKOFF_MAX: u8 = 10;
 
 impl<S: Store> ServerEngine<S> {
     /// Takes a free zone of `pool` for a connection, for the pool's present tenancy.
@@ -128,7 +128,7 @@ impl<S: Store> ServerEngine<S> {
             {
                 let record = &mut self.memory.zones[zone as usize];
                 record.since_ns = self.now_ns;
-                record.tries = (tries + 1).min(BACKOFF_MAX);
+                record.tries = (tries + 1).min(REVOKE_BACKOFF_MAX);
                 if mutant::is(Bug::RevocationNotAwaited) {
                     self.free_zone(zone);
                 }

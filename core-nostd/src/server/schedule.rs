@@ -45,8 +45,12 @@ impl<S: Store> ServerEngine<S> {
                 Step::Quarantine => (self.watch_quarantine(exposed, private), Step::Join),
                 Step::Join => (self.warm(self.processing), Step::Warm),
                 Step::Warm => {
-                    self.choose();
-                    (self.warm(1 - self.processing), Step::Turn)
+                    let pool = 1 - self.processing;
+                    let mut action = self.warm(pool);
+                    if action.is_none() && self.choose() {
+                        action = self.warm(pool);
+                    }
+                    (action, Step::Turn)
                 }
                 Step::Turn => {
                     self.turn();
@@ -262,8 +266,13 @@ impl<S: Store> ServerEngine<S> {
             self.admit_late(seat, zone);
         }
         let at = pool * self.geometry.zones() as usize + self.tenancies[pool].active;
+        let first = self.tenancies[pool].active == 0;
         self.tenancies[pool].active += 1;
         self.memory.active[at] = self.awaiting(seat);
+        if self.draining && pool == self.processing as usize && !first {
+            // The last one may be in the middle of its drain.
+            self.memory.active.swap(at - 1, at);
+        }
         self.memory.conns[seat as usize].state = ConnState::Active;
     }
 
@@ -318,26 +327,30 @@ impl<S: Store> ServerEngine<S> {
         tenancy.group != NONE && self.memory.zones[zone as usize].epoch == tenancy.epoch
     }
 
-    /// Gives the pool in warmup to the group whose turn is next.
-    fn choose(&mut self) {
+    /// Gives the pool in warmup to the group whose turn is next, if it has none or one that is stuck.
+    fn choose(&mut self) -> bool {
         let pool = (1 - self.processing) as usize;
         let next = &self.tenancies[pool];
         if next.group != NONE {
-            // Nobody of it could be mapped, or its fetches hang: others must not wait for that.
+            // Nobody of it could be mapped, or its fetches hang: others must not wait for that. Where no
+            // zone is free nobody else could be mapped either, and it must not lose its turn.
             let hangs = self.now_ns.saturating_sub(next.chosen_ns) >= self.config.time_slice_ns;
             let hangs = hangs && !mutant::is(Bug::HungFetchAwaited);
-            let stuck = next.active == 0 && (next.fetching == 0 || hangs);
+            let unmapped = next.fetching == 0
+                && (self.free_zones[pool] > 0 || mutant::is(Bug::TurnLostWithoutZones));
+            let stuck = next.active == 0 && (unmapped || hangs);
             if !stuck || self.fetch_seat != NONE || self.ready.head == NONE {
-                return;
+                return false;
             }
             let group = next.group;
             self.tenancies[pool] = NO_TENANCY;
             self.queue_group(group);
         }
-        let Some(group) = self.take_ready() else {
-            return;
-        };
-        self.begin_tenancy(pool, group);
+        let group = self.take_ready();
+        if let Some(group) = group {
+            self.begin_tenancy(pool, group);
+        }
+        group.is_some()
     }
 
     /// Ends the slice when it is over, or when its group has nothing to do, and another one is ready.

@@ -1,0 +1,183 @@
+//! A client's turn.
+
+use rand::Rng;
+use scalerpc_core::Memory;
+use scalerpc_core::client::{CallError, ClientState};
+use scalerpc_core::wire::ENTRY_QUIET_AT;
+use scalerpc_driver::{Fabric, FabricEvent, PostError};
+
+use crate::oracle::{Broken, Request};
+use crate::world::{World, tell};
+
+impl World {
+    /// Takes answers, makes calls, posts.
+    pub(crate) fn poll_client(
+        &mut self,
+        seat: usize,
+        calls: u32,
+        cancels: bool,
+    ) -> Result<(), Broken> {
+        let Some(peer) = &mut self.peers[seat] else {
+            return Ok(());
+        };
+        if peer.dead || peer.asleep_ns > self.now_ns {
+            return Ok(());
+        }
+        while let Some(completion) = peer.end.poll_completion() {
+            peer.engine.completed(completion);
+        }
+        if let Some(FabricEvent::Gone { .. }) = peer.end.poll_event() {
+            peer.engine.lost();
+        }
+        self.take_answers(seat)?;
+        self.make_calls(seat, calls)?;
+        if cancels {
+            self.cancel(seat)?;
+        }
+        self.post_client(seat)
+    }
+
+    pub(crate) fn take_answers(&mut self, seat: usize) -> Result<(), Broken> {
+        let Some(peer) = &mut self.peers[seat] else {
+            return Ok(());
+        };
+        let mut answered = 0;
+        loop {
+            let answer = match peer.engine.poll(peer.end.exposed()) {
+                Ok(answer) => answer,
+                Err(_) if peer.liar => break,
+                Err(why) => return Err(format!("R12: seat {seat} found {why} in its ring")),
+            };
+            let Some(answer) = answer else { break };
+            if peer.liar {
+                continue;
+            }
+            let request = Request::of(peer.owner, answer.call, self.geometry.request_max_bytes());
+            let (status, bytes) = request.answer(self.geometry.response_max_bytes());
+            let mut got = vec![0; answer.payload_len];
+            peer.end.exposed().copy_out(answer.payload_at, &mut got);
+            if answer.tag != !answer.call || answer.status != status || got != bytes {
+                return Err(format!("R1: call {} got the wrong answer", answer.call));
+            }
+            answered += 1;
+            tell!(self, "{seat:>3} < answer to {}", answer.call);
+            self.oracle
+                .ended(peer.owner, answer.call, true, peer.posted_max)?;
+        }
+        let mut failed = 0;
+        while let Some(lost) = peer.engine.take_failed() {
+            failed += 1;
+            tell!(self, "{seat:>3} < call {} failed", lost.call);
+            if !peer.liar {
+                let (call, may) = (lost.call, lost.may_have_run);
+                self.oracle.ended(peer.owner, call, may, peer.posted_max)?;
+            }
+        }
+        *self.report.marks.entry("call answered").or_default() += answered;
+        *self.report.marks.entry("call failed").or_default() += failed;
+        Ok(())
+    }
+
+    fn make_calls(&mut self, seat: usize, count: u32) -> Result<(), Broken> {
+        let Some(peer) = &mut self.peers[seat] else {
+            return Ok(());
+        };
+        for _ in 0..count {
+            let call = peer.engine.counters().calls + 1;
+            let request = Request::of(peer.owner, call, self.geometry.request_max_bytes());
+            let private = peer.end.private();
+            match peer
+                .engine
+                .call(request.method, &request.bytes, !call, private)
+            {
+                Ok(_) if peer.liar => {}
+                Ok(number) => {
+                    tell!(
+                        self,
+                        "{seat:>3} + call {number}, {} bytes",
+                        request.bytes.len()
+                    );
+                    self.oracle.issued(peer.owner, number)?;
+                }
+                Err(CallError::WindowFull) => {
+                    let net = self.end.look();
+                    let still = net
+                        .wire(seat as u32)
+                        .is_some_and(|wire| wire.up.transfers.is_empty() && wire.up.is_drained());
+                    if peer.engine.outstanding() == 0 && still && !peer.liar {
+                        return Err(format!(
+                            "R1: seat {seat} may not call, and nothing is going on"
+                        ));
+                    }
+                    break;
+                }
+                Err(CallError::Lost) => break,
+                Err(error) => return Err(error.to_string()),
+            }
+        }
+        Ok(())
+    }
+
+    fn cancel(&mut self, seat: usize) -> Result<(), Broken> {
+        let Some(peer) = &mut self.peers[seat] else {
+            return Ok(());
+        };
+        let back = self.rng.random_range(0..=u64::from(self.geometry.window()));
+        let call = peer.engine.counters().calls.saturating_sub(back);
+        if peer.engine.cancel(call) && !peer.liar {
+            tell!(self, "{seat:>3} - call {call} cancelled");
+            self.oracle.cancelled(peer.owner, call)?;
+            self.mark("call cancelled");
+        }
+        Ok(())
+    }
+
+    fn post_client(&mut self, seat: usize) -> Result<(), Broken> {
+        let Some(peer) = &mut self.peers[seat] else {
+            return Ok(());
+        };
+        let (mut refused, mut quiet) = (0, 0);
+        while let Some(wr) = peer
+            .engine
+            .next_write(peer.end.exposed(), peer.end.private())
+        {
+            // A message goes to a zone, or an entry says what is staged.
+            let is_entry = wr.epoch.is_none() && wr.len > 8;
+            if wr.epoch.is_some() || is_entry {
+                let sent = peer.engine.counters().calls - peer.engine.parked();
+                peer.posted_max = peer.posted_max.max(sent);
+            }
+            let quiet_at = self.geometry.endpoint(seat as u32) + ENTRY_QUIET_AT;
+            quiet += u64::from(wr.remote == quiet_at && wr.len == 8);
+            match peer.end.post_write(&wr) {
+                Ok(()) => tell!(self, "{seat:>3} > WRITE {} bytes, {:?}", wr.len, wr.epoch),
+                Err(error) => {
+                    tell!(self, "{seat:>3} > refused: {error}");
+                    if wr.epoch.is_some() {
+                        peer.engine.refused();
+                    }
+                    if error != PostError::Revoked {
+                        peer.engine.lost();
+                    }
+                    refused += u64::from(error == PostError::Revoked);
+                }
+            }
+        }
+        let lost = peer.engine.state() == ClientState::Lost;
+        *self
+            .report
+            .marks
+            .entry("WRITE refused, tenancy revoked")
+            .or_default() += refused;
+        *self
+            .report
+            .marks
+            .entry("quiet message of its own")
+            .or_default() += quiet;
+        if lost {
+            self.take_answers(seat)
+        } else {
+            Ok(())
+        }
+    }
+}
