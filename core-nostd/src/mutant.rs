@@ -96,8 +96,6 @@ bugs! {
     HungFetchAwaited = "hung-fetch-awaited",
     /// A connection that finds no zone loses its place in the queue.
     WaiterForgotten = "waiter-forgotten",
-    /// A group whose slice is over is not queued again.
-    GroupNotQueued = "group-not-queued",
     /// A group that finds no zone free loses its turn.
     TurnLostWithoutZones = "turn-lost-without-zones",
     /// The group that came last is served first.

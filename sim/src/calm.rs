@@ -76,8 +76,9 @@ impl World {
             0 => rotation_ns,
             // A group of which some find no zone has another turn for them.
             _ if bad <= spare => 2 * rotation_ns,
-            // There may be no zone in one pool until the silent ones are fenced, and then in the other.
-            _ => 2 * (rotation_ns + silence_ns + steps),
+            // There may be no zone until the silent ones are fenced. Then some that wait, and are silent
+            // too, may be the first to have one.
+            _ => u64::from(bad / (spare + 1) + 1) * (2 * rotation_ns + silence_ns + steps),
         }
     }
 

@@ -102,7 +102,7 @@ impl Config {
             stop: rare(&mut rng, 5),
             die: rare(&mut rng, 3),
             fail: rare(&mut rng, 3),
-            lie: rare(&mut rng, 5),
+            lie: rare(&mut rng, 20),
             mute: rare(&mut rng, 2),
             defer: rare(&mut rng, 300),
             connect: 50,

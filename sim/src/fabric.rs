@@ -71,7 +71,7 @@ pub struct Net {
 
 impl Net {
     /// A fabric, and the server's end of it.
-    pub fn new(geometry: Geometry, limits: Limits, unkind: Unkind, seed: u64) -> ServerEnd {
+    pub fn with_server(geometry: Geometry, limits: Limits, unkind: Unkind, seed: u64) -> ServerEnd {
         let machine = Rc::new(Machine {
             exposed: Arena::new(geometry.server_exposed_bytes()),
             private: Arena::new(geometry.server_private_bytes()),

@@ -105,10 +105,11 @@ impl World {
         if !is_up || baited {
             return;
         }
-        match self.rng.random_range(0..4) {
+        // Baits are bound to a moment, and mostly come to nothing.
+        match self.rng.random_range(0..12) {
             0 => self.lie_at_home(seat),
             1 => self.lie_anywhere(seat),
-            2 => self.bait_with_entry(seat),
+            2..9 => self.bait_with_entry(seat),
             _ => self.bait_with_request(seat),
         }
     }
@@ -170,7 +171,10 @@ impl World {
         if !at_entry {
             hurt(&mut self.peers, &self.server, zone);
         }
-        for seat in [Some(seat), at_entry.then_some(victim)].into_iter().flatten() {
+        for seat in [Some(seat), at_entry.then_some(victim)]
+            .into_iter()
+            .flatten()
+        {
             if let Some(peer) = &mut self.peers[seat] {
                 peer.liar = true;
             }

@@ -14,10 +14,12 @@ pub mod marks;
 pub mod mutants;
 mod net;
 pub mod oracle;
+mod play;
 mod serve;
 pub mod world;
 
 pub use config::Config;
+pub use play::{Played, play};
 pub use world::{Report, World};
 
 /// Runs a seed; `trace`: it says what happens.

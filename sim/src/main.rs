@@ -1,10 +1,12 @@
 //! `scalerpc-sim`: plays seeds, and stops at the first that breaks a rule.
 
+use std::num::NonZero;
 use std::process::ExitCode;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use scalerpc_sim::marks::Marks;
+use scalerpc_sim::marks::SEEDS_FOR_MARKS;
 
 /// Plays simulated runs of ScaleRPC, each drawn from its seed, and checks the protocol's rules.
 #[derive(Debug, Parser)]
@@ -18,6 +20,9 @@ struct Args {
     /// The first seed
     #[arg(long, default_value_t = 0)]
     first: u64,
+    /// Threads; as many as there are processors if not given
+    #[arg(long)]
+    jobs: Option<NonZero<usize>>,
     /// Stop after so many minutes
     #[arg(long)]
     minutes: Option<f64>,
@@ -40,37 +45,33 @@ fn main() -> ExitCode {
 
 fn play(args: &Args) -> ExitCode {
     let start = Instant::now();
-    let end = args
-        .minutes
-        .map(|minutes| Duration::from_secs_f64(minutes * 60.0));
-    let mut marks = Marks::default();
-    let mut played = 0;
-    for seed in args.first..args.first.saturating_add(args.seeds) {
-        if end.is_some_and(|end| start.elapsed() >= end) {
-            break;
+    let minutes = args.minutes.map(|it| Duration::from_secs_f64(it * 60.0));
+    let jobs = args
+        .jobs
+        .or_else(|| thread::available_parallelism().ok())
+        .map_or(1, NonZero::get);
+    let end = minutes.map(|minutes| start + minutes);
+    let played = match scalerpc_sim::play(args.first, args.seeds, jobs, end) {
+        Ok(played) => played,
+        Err(broken) => {
+            eprintln!("{broken}\nreplay it with --seed");
+            return ExitCode::FAILURE;
         }
-        match scalerpc_sim::run_seed(seed, false) {
-            Ok(report) => marks.add(&report),
-            Err(broken) => {
-                eprintln!("{broken}\nreplay it with --seed {seed}");
-                return ExitCode::FAILURE;
-            }
-        }
-        played += 1;
-    }
-    for (mark, times) in marks.all() {
+    };
+    for (mark, times) in played.marks.all() {
         println!("{times:>14}  {mark}");
     }
     println!(
         "{:>13}‰  longest wait for an answer, of what rule R8 allows",
-        marks.longest_wait
+        played.marks.longest_wait
     );
-    let seconds = start.elapsed().as_secs();
     println!(
-        "{played} seeds from {}, {seconds} s: every rule held",
-        args.first
+        "{} seeds from {}, {} s: every rule held",
+        played.seeds,
+        args.first,
+        start.elapsed().as_secs()
     );
-    if played >= 300 && marks.missing().next().is_some() {
+    if played.seeds >= SEEDS_FOR_MARKS && played.marks.missing().next().is_some() {
         eprintln!("some paths were never taken, see above");
         return ExitCode::FAILURE;
     }

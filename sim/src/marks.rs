@@ -4,6 +4,9 @@ use std::collections::BTreeMap;
 
 use crate::world::Report;
 
+/// Seeds after which every path must have been taken.
+pub const SEEDS_FOR_MARKS: u64 = 300;
+
 /// What the world itself marks.
 const MARKED: &[&str] = &[
     "answer to a connection that ended",
@@ -76,6 +79,14 @@ impl Marks {
             *self.times.entry(mark).or_default() += times;
         }
         self.longest_wait = self.longest_wait.max(report.longest_wait);
+    }
+
+    /// Adds what other seeds took.
+    pub fn merge(&mut self, other: &Self) {
+        for (mark, times) in other.all() {
+            *self.times.entry(mark).or_default() += times;
+        }
+        self.longest_wait = self.longest_wait.max(other.longest_wait);
     }
 
     /// Every mark, and how often it was reached.

@@ -3,17 +3,15 @@
 //! Only with `--cfg scalerpc_mutant`; see [`Bug`].
 
 use std::collections::BTreeSet;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
 use scalerpc_core::mutant::{self, Bug};
 
-use crate::marks::Marks;
+use crate::marks::{Marks, SEEDS_FOR_MARKS};
+use crate::play::run_caught;
 
 /// Seeds that are played before a bug counts as not noticed.
 pub const SEEDS_MAX: u64 = 2_000;
-/// Seeds after which every path must have been taken.
-const SEEDS_FOR_MARKS: u64 = 300;
 
 /// How a bug was noticed.
 #[derive(Debug)]
@@ -57,14 +55,9 @@ fn hunt(name: &'static str, first: u64) -> Caught {
     };
     for seed in first..first + SEEDS_MAX {
         caught.seeds += 1;
-        match catch_unwind(AssertUnwindSafe(|| crate::run_seed(seed, false))) {
-            Ok(Ok(report)) => marks.add(&report),
-            Ok(Err(broken)) => caught.why = broken.lines().next().map(str::to_owned),
-            Err(panic) => {
-                let words = panic.downcast_ref::<String>().map(String::as_str);
-                let words = words.or_else(|| panic.downcast_ref::<&str>().copied());
-                caught.why = Some(format!("panic: {}", words.unwrap_or("?")));
-            }
+        match run_caught(seed) {
+            Ok(report) => marks.add(&report),
+            Err(broken) => caught.why = broken.lines().next().map(str::to_owned),
         }
         if caught.seeds == SEEDS_FOR_MARKS {
             let missing: BTreeSet<_> = marks.missing().collect();

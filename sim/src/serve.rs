@@ -65,11 +65,11 @@ impl World {
             }
             Action::Close { seat, why } => {
                 tell!(self, "{seat:>3} = close: {why:?}");
-                let honest = self.peers[seat as usize]
-                    .as_ref()
-                    .is_some_and(|peer| !peer.liar);
-                if let Some(why) = why.filter(|_| honest) {
-                    return Err(format!("R12: seat {seat}, honest, was evicted for {why:?}"));
+                if let (Some(why), Some(peer)) = (why, &mut self.peers[seat as usize]) {
+                    if !peer.liar {
+                        return Err(format!("R12: seat {seat}, honest, was evicted for {why:?}"));
+                    }
+                    peer.bait = None;
                 }
                 self.end.close(seat);
                 Ok(())

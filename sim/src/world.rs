@@ -121,7 +121,7 @@ impl World {
             rng: SmallRng::seed_from_u64(config.seed ^ 0x5eed),
             now_ns: 0,
             server,
-            end: Net::new(geometry, config.limits, config.unkind, config.seed ^ 0xfab),
+            end: Net::with_server(geometry, config.limits, config.unkind, config.seed ^ 0xfab),
             peers: (0..seats).map(|_| None).collect(),
             oracle: Oracle::default(),
             report: Report::default(),
@@ -194,7 +194,9 @@ impl World {
             let moving = if all { usize::MAX } else { 1 };
             let up = wire.up.transfers.iter().take(moving);
             let down = wire.down.transfers.iter().take(moving);
-            let both = up.zip(iter::repeat(true)).chain(down.zip(iter::repeat(false)));
+            let both = up
+                .zip(iter::repeat(true))
+                .chain(down.zip(iter::repeat(false)));
             for (zone, its_own) in both.filter_map(|(it, own)| Some((it.zone?, own))) {
                 if holds == Some(zone) {
                     continue;

@@ -195,7 +195,8 @@ impl<S: Store> ServerEngine<S> {
                 self.take_waiting(group);
             }
             if pool == self.processing {
-                // Those who cannot join the present slice wait for the group's next one.
+                // Those who cannot join the present slice wait for the group's next one. (A switch comes
+                // after this, in any round, so it finds the group queued.)
                 self.queue_group(group);
             }
             return None;
@@ -393,9 +394,6 @@ impl<S: Store> ServerEngine<S> {
         self.begin_slice();
         if old != NONE {
             self.counters.switches += 1;
-            if !mutant::is(Bug::GroupNotQueued) {
-                self.queue_group(old);
-            }
             self.merge_step(old);
         }
     }
