@@ -42,8 +42,6 @@ bugs! {
     RevocationForgotten = "revocation-forgotten",
     /// Epochs are used again.
     EpochReused = "epoch-reused",
-    /// A later epoch is served before an earlier one.
-    EpochsOutOfOrder = "epochs-out-of-order",
     /// `valid` is the plain number.
     ValidWithoutOwner = "valid-without-owner",
     /// `valid` is the plain number, and the owner is not looked at either.

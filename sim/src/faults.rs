@@ -109,7 +109,8 @@ impl World {
         match self.rng.random_range(0..12) {
             0 => self.lie_at_home(seat),
             1 => self.lie_anywhere(seat),
-            2..9 => self.bait_with_entry(seat),
+            2 => self.lie_of_demand(seat),
+            3..9 => self.bait_with_entry(seat),
             _ => self.bait_with_request(seat),
         }
     }
@@ -189,6 +190,22 @@ impl World {
         }
         tell!(self, "{seat:>3} ~ lies at {at}");
         self.mark("lie: nonsense at another's places");
+    }
+
+    /// Another's demand byte, as its next entry will have it. That costs a look, and does no harm.
+    fn lie_of_demand(&mut self, seat: usize) {
+        let victim = self.rng.random_range(0..self.peers.len());
+        let Some(peer) = &self.peers[victim] else {
+            return;
+        };
+        let number = peer.engine.counters().entries + 1;
+        let byte = self.geometry.demand_byte(victim as u32);
+        self.end.exposed().store_byte_release(byte, number as u8);
+        if let Some(peer) = &mut self.peers[seat] {
+            peer.liar |= seat != victim;
+        }
+        tell!(self, "{seat:>3} ~ lies: {victim} has demand");
+        self.mark("lie: another's demand byte");
     }
 
     /// An endpoint entry in which one number is hostile.

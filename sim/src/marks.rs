@@ -22,6 +22,7 @@ const MARKED: &[&str] = &[
     "completions together",
     "connected",
     "connection failed",
+    "lie: another's demand byte",
     "lie: entry with one hostile number",
     "lie: nonsense at another's places",
     "lie: nonsense at its own places",

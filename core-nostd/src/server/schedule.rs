@@ -1,7 +1,7 @@
 //! Whose turn it is: demand, warmup, slices and the context switch.
 
 use super::quarantine::LOOKS;
-use super::records::{ConnState, NONE, ZoneState};
+use super::records::{ConnState, NONE};
 use super::{Action, NO_TENANCY, ServerEngine, Tenancy};
 use crate::geometry::Mapping;
 use crate::memory::Memory;
@@ -284,10 +284,10 @@ impl<S: Store> ServerEngine<S> {
         let pool = self.place(zone).0 as usize;
         if self.tenancies[pool].group == NONE {
             let group = self.memory.conns[seat as usize].group;
+            // This is the pool in warmup: the one that is processed keeps its group (see `turn`). So epochs
+            // grow in the order in which tenancies are served.
+            debug_assert_ne!(pool, self.processing as usize);
             self.begin_tenancy(pool, group);
-            if pool == self.processing as usize && !mutant::is(Bug::EpochsOutOfOrder) {
-                self.renumber(1 - pool);
-            }
         }
         self.memory.zones[zone as usize].epoch = self.tenancies[pool].epoch;
         self.counters.guests += 1;
@@ -302,24 +302,6 @@ impl<S: Store> ServerEngine<S> {
             fetching: 0,
             chosen_ns: self.now_ns,
         };
-    }
-
-    /// Gives the tenancy of `pool`, in warmup, the latest epoch, because another one began meanwhile that is
-    /// served before it: epochs only grow for a connection that is in both.
-    fn renumber(&mut self, pool: usize) {
-        let Tenancy { group, epoch, .. } = self.tenancies[pool];
-        if group == NONE {
-            return;
-        }
-        self.last_epoch += 1;
-        self.tenancies[pool].epoch = self.last_epoch;
-        let zones = self.geometry.zones() as usize;
-        for zone in &mut self.memory.zones[pool * zones..(pool + 1) * zones] {
-            let untold = !self.memory.conns[zone.conn as usize].told_zone;
-            if zone.state == ZoneState::Mapped && zone.epoch == epoch && untold {
-                zone.epoch = self.last_epoch;
-            }
-        }
     }
 
     /// True if the zone was given out in its pool's present tenancy.
@@ -360,7 +342,8 @@ impl<S: Store> ServerEngine<S> {
         let next = self.tenancies[(1 - self.processing) as usize];
         let over = self.slice_left_ns == 0 && !mutant::is(Bug::SliceEndless);
         if self.draining || (current.active == 0 && next.active > 0) {
-            if current.active == 0 {
+            // The next group may have lost its demand during the drain. Then another is waited for.
+            if current.active == 0 && next.group != NONE {
                 self.switch();
             }
         } else if next.active > 0 {
