@@ -19,6 +19,7 @@ usage: ./ci.sh [all|quick|STEP]...
   test      unit, integration and documentation tests, in debug
   release   the same for the libraries and the simulation, in release
   e2e       the same for the scalerpc crate and the command: whole processes, in release
+  vm        real verbs on soft-RoCE, and hugepages: in a virtual machine, see ci/soft-roce-vm
   loom      the loom models, in release
 
 What a step needs and is missing is installed with apt-get where there is one, as root or by sudo.
@@ -26,7 +27,7 @@ A step that cannot be run here is listed as skipped by its name, never as passed
 END
 }
 
-readonly ALL=(fmt lint nostd doc msrv package test release e2e loom)
+readonly ALL=(fmt lint nostd doc msrv package test release e2e vm loom)
 readonly QUICK=(fmt lint nostd doc test)
 
 # The models are slow in debug; the loom step runs them.
@@ -160,10 +161,10 @@ features() {
     ' "$1"
 }
 
-# Runs cargo test, shows what it prints, and adds up its results.
-cargo_test() {
+# Runs a command that reports as cargo test does, shows what it prints, and adds up its results.
+count_tests() {
     local status=0 counts
-    cargo test --locked --no-fail-fast "$@" 2>&1 | tee "$log" || status=$?
+    "$@" 2>&1 | tee "$log" || status=$?
     counts=$(awk '
         /^test result: / {
             for (i = 2; i <= NF; i++) {
@@ -180,9 +181,21 @@ cargo_test() {
     failed=$((failed + n[1]))
     ignored=$((ignored + n[2]))
     if ((status == 0 && n[0] + n[1] == 0)); then
-        die "cargo test $*: no test was run"
+        die "$*: no test was run"
     fi
     return "$status"
+}
+
+cargo_test() {
+    count_tests cargo test --locked --no-fail-fast "$@"
+}
+
+# vm_cargo_test "VM-OPTION..." ARGUMENT...: cargo test that runs each test binary in a virtual machine
+# of its own. The arguments have to name test targets: each documentation test would be a machine too.
+vm_cargo_test() {
+    local runner="ci/soft-roce-vm $1"
+    shift
+    CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER=$runner cargo_test --profile ci "$@"
 }
 
 # Installs the programs that tests start, where a test names them.
@@ -225,7 +238,7 @@ step_lint() {
     if command -v shellcheck >/dev/null || command -v apt-get >/dev/null; then
         need shellcheck
         mapfile -t scripts < <(find . -name target -prune -o -name '*.sh' -print)
-        shellcheck .ci/run "${scripts[@]}"
+        shellcheck .ci/run ci/soft-roce-vm "${scripts[@]}"
     else
         steps_skipped+=("shellcheck (it is not here, and there is no apt-get to install it)")
     fi
@@ -367,6 +380,19 @@ step_release() {
 step_e2e() {
     need_for_tests
     cargo_test --profile ci -p scalerpc -p scalerpc-cli
+}
+
+step_vm() {
+    local status=0 reason
+    reason=$(ci/soft-roce-vm --prepare) || status=$?
+    if [[ $status -eq 77 ]]; then
+        skip_reason=$reason
+        return
+    fi
+    [[ $status -eq 0 ]] || die "ci/soft-roce-vm --prepare exited with $status"
+    need ib_write_lat perftest
+    count_tests ci/soft-roce-vm -H 16 -t 300 ci/vm-smoke.sh
+    vm_cargo_test "-H 64" -p scalerpc-hugepage --test hugepages
 }
 
 step_loom() {
