@@ -74,7 +74,10 @@ pub fn write() -> Result<(), Problem> {
 
     // The tests compile C programs with the same headers.
     let paths = env::join_paths(&include).map_err(|error| Problem::Other(error.to_string()))?;
-    println!("cargo::rustc-env=VERBS_INCLUDE_PATHS={}", paths.display());
+    println!(
+        "cargo::rustc-env=VERBS_INCLUDE_PATHS={}",
+        paths.to_string_lossy()
+    );
 
     let out = PathBuf::from(variable("OUT_DIR")?);
     let types = builder(&include)?
