@@ -1,6 +1,10 @@
 //! Sizes, offsets and constants are those that a C compiler sees in the same headers.
 
-#![allow(clippy::multiple_unsafe_ops_per_block, reason = "tests")]
+#![allow(
+    clippy::multiple_unsafe_ops_per_block,
+    clippy::unwrap_used,
+    reason = "tests"
+)]
 
 mod common;
 
@@ -222,10 +226,8 @@ fn c_and_rust_agree() {
     let mut wrong = Vec::new();
     for (fact, told) in facts.iter().zip(told) {
         // SAFETY: names are strings.
-        assert_eq!(
-            unsafe { CStr::from_ptr(told.name) }.to_str().unwrap(),
-            fact.c
-        );
+        let name = unsafe { CStr::from_ptr(told.name) };
+        assert_eq!(name.to_str().unwrap(), fact.c);
         if fact.rust != told.value {
             wrong.push(format!("{}: C {}, Rust {}", fact.c, told.value, fact.rust));
         }
