@@ -153,10 +153,20 @@ fn include_dirs() -> Result<Vec<PathBuf>, Problem> {
         .env_metadata(true)
         .probe("libibverbs")
         .map(|library| library.include_paths)
-        .map_err(|error| match error {
-            pkg_config::Error::Command { .. } => Problem::NoPkgConfig(error.to_string()),
-            _ => Problem::NoLibibverbs(error.to_string()),
-        })
+        .map_err(not_found)
+}
+
+/// What pkg-config said, without its advice: ours is better for this library.
+fn not_found(error: pkg_config::Error) -> Problem {
+    use pkg_config::Error;
+    match error {
+        Error::Command { command, cause } => Problem::NoPkgConfig(format!("{command}: {cause}")),
+        Error::Failure { output, .. } | Error::ProbeFailure { output, .. } => {
+            let said = String::from_utf8_lossy(&output.stderr);
+            Problem::NoLibibverbs(said.lines().next().unwrap_or_default().to_owned())
+        }
+        _ => Problem::NoLibibverbs(error.to_string()),
+    }
 }
 
 fn variable(name: &str) -> Result<String, Problem> {
