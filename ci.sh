@@ -414,7 +414,9 @@ step_package() {
         say "the tree has changes that are not committed: packaging them with --allow-dirty"
         flags+=(--allow-dirty)
     fi
-    cargo package "${flags[@]}"
+    # A target of its own: Cargo takes the root package and its unpacked copy for one, so that in a shared target
+    # later builds of the former would look for changes in the latter.
+    cargo package --target-dir "$target_dir/packaged" "${flags[@]}"
 }
 
 # verbs_test FLAG...: tests with the feature verbs, of all members that have it.

@@ -9,7 +9,7 @@ use crate::problem::{INCLUDE_DIR, Problem};
 
 /// Types that the crate gives its users; those that they refer to come along.
 const TYPES: &str = "__be16|verbs_context|ibv_(context|device|device_attr|device_attr_ex|query_device_ex_input|\
-    port_attr|gid|pd|mr|cq|cq_ex|cq_init_attr_ex|comp_channel|wc|qp|qp_cap|qp_attr|qp_init_attr|\
+    port_attr|gid|pd|mr|cq|cq_ex|cq_init_attr_ex|comp_channel|wc|qp|qp_cap|qp_attr|qp_init_attr|srq_init_attr|\
     ah_attr|global_route|sge|send_wr|recv_wr|async_event|(access|send|wc|create_cq_attr)_flags|\
     (qp|cq_init)_attr_mask)|ib_uverbs_(access|query_port)_flags";
 
@@ -37,11 +37,13 @@ const FUNCTIONS: &[&str] = &[
     "ibv_create_comp_channel",
     "ibv_create_cq",
     "ibv_create_qp",
+    "ibv_create_srq",
     "ibv_dealloc_pd",
     "ibv_dereg_mr",
     "ibv_destroy_comp_channel",
     "ibv_destroy_cq",
     "ibv_destroy_qp",
+    "ibv_destroy_srq",
     "ibv_event_type_str",
     "ibv_fork_init",
     "ibv_free_device_list",

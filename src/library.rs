@@ -1,6 +1,7 @@
 //! libibverbs, loaded at run time.
 
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use core::fmt;
 use core::mem::transmute;
 use std::path::Path;
 use std::sync::OnceLock;
@@ -183,6 +184,11 @@ table! {
         ) -> c_int;
         /// Acknowledges completion events.
         fn ibv_ack_cq_events(cq: *mut ibv_cq, nevents: c_uint);
+        /// Makes a shared receive queue, and writes the capacities that it got to `attr`. Returns null and sets `errno`
+        /// on error.
+        fn ibv_create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> *mut ibv_srq;
+        /// Destroys a shared receive queue.
+        fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int;
         /// Makes a queue pair, and writes the capacities that it got to `attr`. Returns null and sets `errno` on
         /// error.
         fn ibv_create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> *mut ibv_qp;
@@ -298,6 +304,7 @@ impl Verbs {
     /// # Safety
     ///
     /// `context` must be open, and `attr` valid for a write.
+    #[inline]
     pub unsafe fn ibv_query_port(
         &self,
         context: *mut ibv_context,
@@ -324,6 +331,7 @@ impl Verbs {
     /// # Safety
     ///
     /// `context` must be open, `input` null or valid, and `attr` valid for a write.
+    #[inline]
     pub unsafe fn ibv_query_device_ex(
         &self,
         context: *mut ibv_context,
@@ -358,6 +366,7 @@ impl Verbs {
     ///
     /// `pd` must be live. `addr` to `addr + length` must be memory of this process that stays mapped until the
     /// registration ends; nothing in Rust may rely on its contents while a device may write there.
+    #[inline]
     pub unsafe fn ibv_reg_mr(
         &self,
         pd: *mut ibv_pd,
@@ -386,6 +395,7 @@ impl Verbs {
     /// # Safety
     ///
     /// `context` must be open, and `entry` valid for a write.
+    #[inline]
     pub unsafe fn ibv_query_gid_ex(
         &self,
         context: *mut ibv_context,
@@ -408,6 +418,7 @@ impl Verbs {
     /// # Safety
     ///
     /// `context` must be open, and `entries` valid for writes of `max_entries` entries.
+    #[inline]
     pub unsafe fn ibv_query_gid_table(
         &self,
         context: *mut ibv_context,
@@ -425,6 +436,7 @@ impl Verbs {
 
     /// Whether registered memory survives a `fork`. A library that is too old to know answers
     /// [`IBV_FORK_DISABLED`].
+    #[inline]
     #[must_use]
     pub fn ibv_is_fork_initialized(&self) -> ibv_fork_status {
         match self.ibv_is_fork_initialized {
@@ -442,6 +454,7 @@ impl Verbs {
     /// # Safety
     ///
     /// `qp` must be a live queue pair.
+    #[inline]
     pub unsafe fn ibv_query_qp_data_in_order(
         &self,
         qp: *mut ibv_qp,
@@ -453,5 +466,11 @@ impl Verbs {
             Some(query) => unsafe { query(qp, op, flags) },
             None => 0,
         }
+    }
+}
+
+impl fmt::Debug for Verbs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Verbs").finish_non_exhaustive()
     }
 }
