@@ -150,6 +150,8 @@ fn include_dirs() -> Result<Vec<PathBuf>, Problem> {
         return Ok(vec![dir]);
     }
     pkg_config::Config::new()
+        // That of rdma-core 28.
+        .atleast_version("1.8.28")
         // Nothing is linked: the library is loaded at run time.
         .cargo_metadata(false)
         .env_metadata(true)

@@ -12,7 +12,7 @@ pub const INCLUDE_DIR: &str = "SCALERPC_SYS_INCLUDE_DIR";
 pub enum Problem {
     /// The program pkg-config is missing.
     NoPkgConfig(String),
-    /// pkg-config does not know libibverbs.
+    /// pkg-config does not know libibverbs, or an older one.
     NoLibibverbs(String),
     /// The folder that the environment names has no header.
     NoHeader(PathBuf),
@@ -33,7 +33,7 @@ impl fmt::Display for Problem {
                 cause,
             ),
             Self::NoLibibverbs(cause) => (
-                "pkg-config found no headers of libibverbs",
+                "pkg-config found no headers of libibverbs, of rdma-core 28 or newer",
                 format!(
                     "{}, or set {INCLUDE_DIR}",
                     install("libibverbs-dev", "rdma-core-devel")

@@ -234,3 +234,20 @@ fn c_and_rust_agree() {
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
+
+/// What the headers have decides which types are compared with theirs, so it must not be missed.
+#[test]
+fn the_build_script_knows_what_the_headers_have() {
+    let dir = tempfile::tempdir().unwrap();
+    let headers = common::headers(dir.path());
+    macro_rules! check {
+        ($($name:literal)*) => { $(
+            let declared = [" ", "*"].iter().any(|before| headers.contains(&format!("{before}{}(", $name)));
+            assert_eq!(cfg!(header_has = $name), declared, $name);
+        )* };
+    }
+    check! {
+        "_ibv_query_gid_ex" "_ibv_query_gid_table" "ibv_is_fork_initialized"
+        "ibv_query_qp_data_in_order" "ibv_open_device" "ibv_reg_mr_iova2"
+    }
+}
