@@ -130,6 +130,38 @@ need() {
     command -v "$command" >/dev/null || die "$package is installed, but $command is not there"
 }
 
+# need_packages PACKAGE...: installs packages that bring no command, such as headers, where there is apt-get.
+need_packages() {
+    local package missing=()
+    for package in "$@"; do
+        is_installed "$package" || missing+=("$package")
+    done
+    if ((${#missing[@]} == 0)); then
+        return
+    fi
+    can_be_root || die "as root, run: apt-get update && apt-get install ${missing[*]}"
+    say "installing ${missing[*]}"
+    apt_update
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" ||
+        die "${missing[*]} could not be installed"
+}
+
+is_installed() {
+    [[ $(dpkg-query --show --showformat='${db:Status-Status}' "$1" 2>/dev/null) == installed ]]
+}
+
+# need_verbs CHECK: what the bindings to libibverbs are written from and with. Where that is missing and cannot be
+# installed it fails, and the check with the feature verbs counts as skipped.
+need_verbs() {
+    if command -v apt-get >/dev/null; then
+        need pkg-config
+        need_packages libibverbs-dev libclang-dev
+    elif ! pkg-config --exists libibverbs 2>/dev/null; then
+        steps_skipped+=("$1 with verbs (no headers of libibverbs, and no apt-get to install them)")
+        return 1
+    fi
+}
+
 # need_component SUBCOMMAND COMPONENT: adds the rustup component unless cargo has the subcommand.
 need_component() {
     if ! cargo "$1" --version >/dev/null 2>&1; then
@@ -141,8 +173,9 @@ need_component() {
 # Prints "folder name published-or-not" for each member of the workspace.
 members() {
     local manifest
-    for manifest in */Cargo.toml; do
-        if ! grep -q '^\[workspace\]' "$manifest"; then
+    for manifest in ./Cargo.toml */Cargo.toml; do
+        # A workspace of its own is no member, except for this one's root.
+        if [[ $manifest == ./Cargo.toml ]] || ! grep -q '^\[workspace\]' "$manifest"; then
             awk -v dir="${manifest%/*}" '
                 /^\[/ { section = $0 }
                 section == "[package]" && $1 == "name" { gsub(/"/, "", $3); name = $3 }
@@ -159,6 +192,16 @@ features() {
         /^\[/ { section = $0 }
         section == "[features]" && /^[A-Za-z0-9_-]+ *=/ && $1 != "default" { print $1 }
     ' "$1"
+}
+
+# Prints the names of the members with the feature verbs: the one that needs more than Rust and a C compiler.
+members_with_verbs() {
+    local dir name
+    while read -r dir name _; do
+        if features "$dir/Cargo.toml" | grep -qx verbs; then
+            printf '%s\n' "$name"
+        fi
+    done < <(members)
 }
 
 # Runs a command that reports as cargo test does, shows what it prints, and adds up its results.
@@ -225,6 +268,9 @@ step_lint() {
         read -r dir name _ <<<"$member"
         # Every feature alone and all together, so that none leans on another unseen.
         if [[ -n $(features "$dir/Cargo.toml") ]]; then
+            if features "$dir/Cargo.toml" | grep -qx verbs && ! need_verbs "clippy of $name"; then
+                continue
+            fi
             cargo clippy --locked -p "$name" --all-targets --no-default-features -- -D warnings
             cargo clippy --locked -p "$name" --all-targets --all-features -- -D warnings
             for feature in $(features "$dir/Cargo.toml"); do
@@ -249,8 +295,14 @@ step_lint() {
 }
 
 step_doc() {
-    RUSTDOCFLAGS=${RUSTDOCFLAGS:-}' -Dwarnings' \
-        cargo doc --locked --workspace --no-deps --document-private-items
+    local name
+    local -x RUSTDOCFLAGS=${RUSTDOCFLAGS:-}' -Dwarnings'
+    cargo doc --locked --workspace --no-deps --document-private-items
+    if need_verbs doc; then
+        for name in $(members_with_verbs); do
+            cargo doc --locked -p "$name" --all-features --no-deps --document-private-items
+        done
+    fi
 }
 
 # Runs cargo on the binary that links the core, with the workspace's versions of what it depends on.
@@ -280,12 +332,15 @@ step_nostd() {
 }
 
 step_msrv() {
-    local msrv rustc libraries
+    local msrv rustc libraries name verbs=()
     msrv=$(awk -F'"' '/^rust-version *=/ { print $2 }' Cargo.toml)
     [[ -n $msrv ]] || die "Cargo.toml names no rust-version"
     msrv_toolchain "$msrv"
     if [[ -n $skip_reason ]]; then
         return
+    fi
+    if need_verbs msrv; then
+        mapfile -t verbs < <(members_with_verbs)
     fi
     libraries=$(dirname -- "$(find "$msrv_root/usr/lib" -name 'librustc_driver-*.so' -print -quit)")
     libraries=$libraries:${libraries/"$msrv_root/usr"/"$msrv_root"}
@@ -297,6 +352,9 @@ step_msrv() {
         [[ $rustc == "rustc $msrv."* ]] || die "wanted rustc $msrv, got $rustc"
         say "$rustc, $(cargo --version)"
         cargo check --locked --workspace --all-targets --target-dir "$target_dir/msrv"
+        for name in "${verbs[@]}"; do
+            cargo check --locked -p "$name" --all-targets --all-features --target-dir "$target_dir/msrv"
+        done
     )
 }
 
@@ -360,21 +418,40 @@ step_package() {
             flags+=(--exclude "$name")
         fi
     done < <(members)
+    if need_verbs package; then
+        for name in $(members_with_verbs); do
+            flags+=(--features "$name/verbs")
+        done
+    fi
     if [[ -z ${CI:-} && -n $(git status --porcelain 2>/dev/null) ]]; then
         say "the tree has changes that are not committed: packaging them with --allow-dirty"
         flags+=(--allow-dirty)
     fi
-    cargo package "${flags[@]}"
+    # A target of its own: Cargo takes the root package and its unpacked copy for one, so that in a shared target
+    # later builds of the former would look for changes in the latter.
+    cargo package --target-dir "$target_dir/packaged" "${flags[@]}"
+}
+
+# verbs_test FLAG...: tests with the feature verbs, of all members that have it.
+verbs_test() {
+    local name
+    if need_verbs "$step"; then
+        for name in $(members_with_verbs); do
+            cargo_test "$@" -p "$name" --all-features
+        done
+    fi
 }
 
 step_test() {
     need_for_tests
     cargo_test --workspace --exclude "$MODELS"
+    verbs_test
 }
 
 step_release() {
     need_for_tests
     cargo_test --profile ci --workspace --exclude "$MODELS" --exclude scalerpc --exclude scalerpc-cli
+    verbs_test --profile ci
 }
 
 step_e2e() {
