@@ -134,10 +134,6 @@ bugs! {
     RefusalIgnored = "refusal-ignored",
     /// The client goes on writing after a refused WRITE.
     RefusalNotBarring = "refusal-not-barring",
-    /// The client does not count its answers towards the window.
-    AnswersNotCounted = "answers-not-counted",
-    /// The client sends a call before the server took the one that has its block.
-    BlockReusedEarly = "block-reused-early",
     /// The client says that it is quiet, and writes on.
     QuietTooEarly = "quiet-too-early",
     /// The demand byte is forgotten.

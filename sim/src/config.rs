@@ -40,6 +40,8 @@ pub struct Chances {
     pub stop: u32,
     /// A client dies.
     pub die: u32,
+    /// Most nanoseconds until the fabric notices that.
+    pub death_ns: u64,
     /// A connection fails.
     pub fail: u32,
     /// A client writes what it must not.
@@ -70,7 +72,7 @@ impl Config {
         } else {
             Mapping::Virtual
         };
-        let geometry = GeometryConfig {
+        let mut geometry = GeometryConfig {
             clients_max: rng.random_range(1..=24),
             group_size: rng.random_range(1..=8),
             window,
@@ -78,7 +80,7 @@ impl Config {
             response_max_bytes: [0, 8, 32, 64, 200][rng.random_range(0..5)],
             mapping,
         };
-        let server = ServerConfig {
+        let mut server = ServerConfig {
             time_slice_ns: [1_000, 20_000, 100_000][rng.random_range(0..3)],
             idle_switch_ns: [0, 500, 10_000][rng.random_range(0..3)],
             revoke_after_ns: [0, 5_000, 200_000][rng.random_range(0..3)],
@@ -97,10 +99,11 @@ impl Config {
                 Placement::AnyOrder
             },
         };
-        let chances = Chances {
+        let mut chances = Chances {
             cancel: rare(&mut rng, 20),
             stop: rare(&mut rng, 5),
             die: rare(&mut rng, 3),
+            death_ns: [10_000, 1_000_000, 100_000_000][rng.random_range(0..3)],
             fail: rare(&mut rng, 3),
             lie: rare(&mut rng, 20),
             mute: rare(&mut rng, 2),
@@ -118,6 +121,11 @@ impl Config {
             hesitate: rare(&mut rng, 500),
             fence_ns: [1, 10_000, 100_000, 2_000_000][rng.random_range(0..4)],
         };
+        if rng.random_ratio(1, 8) {
+            server.idle_switch_ns = 0;
+            geometry.clients_max = 24;
+            chances.throng(window);
+        }
         Self {
             seed,
             geometry,
@@ -133,6 +141,14 @@ impl Config {
     /// The geometry, which a drawn configuration always has.
     pub fn sizes(&self) -> Result<Geometry, String> {
         Geometry::new(self.geometry).map_err(|error| error.to_string())
+    }
+}
+
+impl Chances {
+    /// Everybody calls all the time, and nothing goes wrong.
+    fn throng(&mut self, window: u32) {
+        (self.stop, self.mute, self.die, self.fail, self.lie) = (0, 0, 0, 0, 0);
+        (self.connect, self.call, self.burst) = (1000, 900, window);
     }
 }
 

@@ -50,7 +50,8 @@ impl World {
         } else if die && !peer.dead {
             peer.dead = true;
             tell!(self, "{seat:>3} ~ dies");
-            self.end.change().die(seat as u32, later_ns);
+            let noticed_ns = self.now_ns + self.rng.random_range(0..=chances.death_ns);
+            self.end.change().die(seat as u32, noticed_ns);
             self.mark("client died");
         } else if fail {
             tell!(self, "{seat:>3} ~ connection fails");
