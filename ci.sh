@@ -19,6 +19,8 @@ usage: ./ci.sh [all|quick|STEP]...
   test      unit, integration and documentation tests, in debug
   release   the same for the libraries and the simulation, in release
   e2e       the same for the scalerpc crate and the command: whole processes, in release
+  fuzz      the fuzzing targets: format, clippy, and each of them replays its corpus
+  asan      the shared-memory back end, hostile peers and killed processes, under the address sanitizer
   loom      the loom models, in release
 
 What a step needs and is missing is installed with apt-get where there is one, as root or by sudo.
@@ -26,7 +28,7 @@ A step that cannot be run here is listed as skipped by its name, never as passed
 END
 }
 
-readonly ALL=(fmt lint nostd doc msrv package test release e2e loom)
+readonly ALL=(fmt lint nostd doc msrv package test release e2e fuzz asan loom)
 readonly QUICK=(fmt lint nostd doc test)
 
 # The models are slow in debug; the loom step runs them.
@@ -367,6 +369,42 @@ step_release() {
 step_e2e() {
     need_for_tests
     cargo_test --profile ci -p scalerpc -p scalerpc-cli
+}
+
+# Fuzzing itself takes hours and a nightly compiler: see fuzz/README.md.
+step_fuzz() {
+    local manifest=fuzz/Cargo.toml out=$target_dir/fuzz-check target
+    need c++ g++
+    cargo fmt --manifest-path "$manifest" --check
+    cargo clippy --locked --manifest-path "$manifest" --target-dir "$out" --lib --bins -- -D warnings
+    cargo build --locked --manifest-path "$manifest" --target-dir "$out"
+    for target in fuzz/fuzz_targets/*.rs; do
+        target=$(basename -- "$target" .rs)
+        "$out/debug/$target" "fuzz/corpus/$target"/* >"$log" 2>&1 || {
+            tail -n 40 -- "$log" >&2
+            die "the fuzzing target $target fails on its corpus"
+        }
+    done
+}
+
+step_asan() {
+    local host sanitized
+    host=$(rustc -vV | sed -n 's/^host: //p')
+    if ! [[ $host =~ ^(x86_64|aarch64)-unknown-linux-gnu$ ]]; then
+        skip_reason="the address sanitizer is not there for $host"
+        return
+    elif ! rustup toolchain list 2>/dev/null | grep -q '^nightly'; then
+        skip_reason="it takes a nightly compiler: rustup toolchain install nightly"
+        return
+    fi
+    need_for_tests
+    # Naming the target keeps the sanitizer out of build scripts and procedural macros.
+    sanitized=(--target "$host" --target-dir "$target_dir/asan")
+    local -x RUSTUP_TOOLCHAIN=nightly RUSTFLAGS=-Zsanitizer=address
+    # The tests allow for the sanitizer's own memory where this is set.
+    local -x ASAN_OPTIONS=detect_leaks=1 SCALERPC_CHAOS_ROUNDS=20
+    cargo_test -p scalerpc-driver "${sanitized[@]}"
+    cargo_test -p scalerpc --test chaos "${sanitized[@]}"
 }
 
 step_loom() {
