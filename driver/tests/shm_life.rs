@@ -57,6 +57,19 @@ fn child_process() {
             say(&format!("stopped by {outcome:?}"));
             sleep_forever();
         }
+        "forks" => {
+            let _client = connect(&path, 2);
+            // SAFETY: the child calls nothing but `sleep` and `_exit`, which are safe after any fork.
+            let orphan = unsafe { libc::fork() };
+            if orphan == 0 {
+                // SAFETY: it touches no memory.
+                unsafe { libc::sleep(2 * PATIENCE.as_secs() as u32) };
+                // SAFETY: it touches no memory, and runs nothing of this process's.
+                unsafe { libc::_exit(0) };
+            }
+            say(&format!("forked {orphan}"));
+            sleep_forever();
+        }
         "server" => {
             let _server = serve(&path, 4);
             say("ready");
@@ -233,6 +246,30 @@ fn a_client_that_exits_without_goodbye_is_gone() {
     process.close_stdin();
     assert!(process.wait().success());
     assert_eq!(gone(&mut server, 2), [0, 1]);
+}
+
+/// A fork keeps a copy of the socket, and says nothing about the process that the seats were given to.
+#[test]
+fn a_killed_client_is_gone_though_a_fork_of_it_lives() {
+    let (_dir, path) = place();
+    let mut server = serve(&path, 4);
+    let mut process = child("forks", &path);
+    let orphan = process.line("forked ").parse().unwrap();
+    let orphan = Orphan(rustix::process::Pid::from_raw(orphan).unwrap());
+    opened(&mut server, 2);
+    assert_quiet(&mut server, "both live");
+    process.kill();
+    assert_eq!(gone(&mut server, 2), [0, 1]);
+    assert!(rustix::process::test_kill_process(orphan.0).is_ok());
+}
+
+/// A process of nobody's, killed on drop.
+struct Orphan(rustix::process::Pid);
+
+impl Drop for Orphan {
+    fn drop(&mut self) {
+        let _ = rustix::process::kill_process(self.0, Signal::KILL);
+    }
 }
 
 #[test]
