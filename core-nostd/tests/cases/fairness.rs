@@ -288,3 +288,32 @@ fn calls_that_are_answered_later_do_not_slow_the_others_down() {
         "{with_ns} instead of {without_ns} ns"
     );
 }
+
+/// As when a virtual machine was paused: the clock leaps, for whatever is under way. Nobody is at fault.
+#[test]
+fn a_clock_that_leaps_ends_no_connection() {
+    let mut setup = setup(8, 2, 4);
+    setup.limits.can_revoke = true;
+    let mut rig = Rig::with_clients(setup, 8);
+    let mut issued = [0_u64; 8];
+    for turn in 0..2_000_u64 {
+        for seat in 0..8 {
+            issued[seat as usize] += u64::from(rig.call(seat, b"x").is_ok());
+        }
+        rig.clients_turn();
+        for action in 0..6 {
+            if turn % 50 == 0 && action == turn / 50 % 6 {
+                rig.now_ns += 3_600_000_000_000;
+            }
+            if !rig.act() {
+                rig.now_ns += 200;
+            }
+        }
+    }
+    rig.settle();
+    assert_eq!(rig.log.closed, []);
+    for seat in 0..8 {
+        let all: Vec<u64> = (1..=issued[seat as usize]).collect();
+        assert_eq!(rig.answered(seat), all);
+    }
+}
