@@ -59,15 +59,29 @@ fn child_process() {
         }
         "forks" => {
             let _client = connect(&path, 2);
-            // SAFETY: the child calls nothing but `sleep` and `_exit`, which are safe after any fork.
-            let orphan = unsafe { libc::fork() };
-            if orphan == 0 {
+            let orphan = fork(|| {
                 // SAFETY: it touches no memory.
                 unsafe { libc::sleep(2 * PATIENCE.as_secs() as u32) };
-                // SAFETY: it touches no memory, and runs nothing of this process's.
-                unsafe { libc::_exit(0) };
-            }
+            });
             say(&format!("forked {orphan}"));
+            sleep_forever();
+        }
+        "drops in a fork" => {
+            let mut client = Some(connect(&path, 2));
+            wait_for_end(fork(|| drop(client.take())));
+            say("dropped");
+            std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
+            let client = client.as_mut().unwrap();
+            client.private().store(0, 77);
+            let wr = write_wr(0, 0, client.geometry().endpoint(0), 8);
+            client.post_write(&wr).unwrap();
+            say("written");
+            sleep_forever();
+        }
+        "server drops in a fork" => {
+            let mut server = Some(serve(&path, 4));
+            wait_for_end(fork(|| drop(server.take())));
+            say("dropped");
             sleep_forever();
         }
         "server" => {
@@ -77,6 +91,26 @@ fn child_process() {
         }
         _ => panic!("no such role: {role}"),
     }
+}
+
+/// Runs something in a fork of this process, which then ends at once; returns its id.
+fn fork(what: impl FnOnce()) -> i32 {
+    // SAFETY: the child has this thread alone, and runs `what` and `_exit`: what it is given takes no lock that
+    // another thread may have held.
+    let id = unsafe { libc::fork() };
+    assert!(id >= 0);
+    if id == 0 {
+        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(what)).is_err();
+        // SAFETY: it touches no memory, and runs nothing of this process's.
+        unsafe { libc::_exit(panicked.into()) };
+    }
+    id
+}
+
+fn wait_for_end(id: i32) {
+    let id = rustix::process::Pid::from_raw(id);
+    let ended = rustix::process::waitpid(id, rustix::process::WaitOptions::empty()).unwrap();
+    assert_eq!(ended.unwrap().1.exit_status(), Some(0));
 }
 
 /// Closes the only Unix socket of this process, as a program does that closes everything it inherited.
@@ -270,6 +304,28 @@ impl Drop for Orphan {
     fn drop(&mut self) {
         let _ = rustix::process::kill_process(self.0, Signal::KILL);
     }
+}
+
+/// A fork drops what it inherits when it returns from its own work. The goodbye would let others have zones to
+/// which the client still writes.
+#[test]
+fn what_a_fork_drops_goes_on_in_the_process_that_made_it() {
+    let (_dir, path) = place();
+    let mut server = serve(&path, 4);
+    let mut process = child("drops in a fork", &path);
+    process.expect("dropped");
+    opened(&mut server, 2);
+    assert_quiet(&mut server, "the client lives");
+    process.close_stdin();
+    process.expect("written");
+    let written = server.exposed().load(server.geometry().endpoint(0));
+    assert_eq!(written, 77);
+    drop((server, process));
+
+    let mut process = child("server drops in a fork", &path);
+    process.expect("dropped");
+    let mut client = connect(&path, 1);
+    assert_quiet(&mut client, "the server lives");
 }
 
 #[test]
