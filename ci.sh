@@ -11,7 +11,8 @@ usage: ./ci.sh [all|quick|STEP]...
   quick     fmt, lint, nostd, doc and test: what takes no more than a few minutes
 
   fmt       rustfmt finds nothing to change
-  lint      clippy without warnings, for each set of features; shell scripts; length of files
+  lint      clippy without warnings, for each set of features; shell scripts; length of files;
+            the tests that docs/field-cases.md names are there
   nostd     scalerpc-core links into a no_std binary without an allocator, and it runs
   doc       rustdoc without warnings, private items included
   msrv      all targets compile with exactly the compiler that Cargo.toml's rust-version names
@@ -235,6 +236,15 @@ step_lint() {
     long=$(find . -name target -prune -o -name '*.rs' -exec wc -l {} + |
         awk -v max="$FILE_LINES_MAX" '$2 != "total" && $1 > max { print $2 ": " $1 " lines" }')
     [[ -z $long ]] || die "longer than $FILE_LINES_MAX lines: split them"$'\n'"$long"
+
+    local test tests
+    # Their names are long, which tells them from other words in code style.
+    mapfile -t tests < <(grep -oE '[a-z0-9]+(_[a-z0-9]+){3,}`' docs/field-cases.md | tr -d '`' | sort -u)
+    [[ ${#tests[@]} -gt 0 ]] || die "docs/field-cases.md names no test"
+    for test in "${tests[@]}"; do
+        grep -rqs --include='*.rs' "fn $test(" -- */tests */src ||
+            die "docs/field-cases.md names a test that is not there: $test"
+    done
 }
 
 step_doc() {
