@@ -1,4 +1,4 @@
-//! A client that has no descriptor left at any step of its handshake.
+//! Ends that have no descriptor left at any step of their beginning.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -8,9 +8,10 @@
 mod shm_common;
 
 use std::os::fd::AsRawFd;
+use std::path::Path;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use scalerpc_driver::shm::ShmClient;
+use scalerpc_driver::shm::{ShmClient, ShmServer};
 use scalerpc_driver::{Fabric, FabricEvent};
 use shm_common::*;
 
@@ -20,29 +21,41 @@ const SEATS: u32 = 64;
 /// Not a test of its own: plays a role in a child process, if there is one to play.
 #[test]
 fn child_process() {
-    let Some((_, path)) = role() else { return };
+    let Some((role, path)) = role() else { return };
+    match role.as_str() {
+        "dials" => try_with_more_and_more(&path, || {
+            let client = ShmClient::connect(&path, 2, client_options());
+            client.map(drop).map_err(|error| error.to_string())
+        }),
+        "listens" => try_with_more_and_more(&path, || {
+            let server = ShmServer::listen(&path, geometry(SEATS), server_options());
+            server.map(drop).map_err(|error| error.to_string())
+        }),
+        other => panic!("no such role: {other}"),
+    }
+}
+
+/// Tries with room for no descriptor, for one, and so on, until that is enough. Says each error.
+fn try_with_more_and_more(path: &Path, attempt: impl Fn() -> Result<(), String>) {
     let next = fill_gaps();
+    let holdings = || holdings(path);
     let baseline = holdings();
-    for room in 0..16 {
+    for room in 0..32 {
         let before = getrlimit(Resource::Nofile);
         let scarce = Rlimit {
             current: Some(next + room),
             maximum: before.maximum,
         };
         setrlimit(Resource::Nofile, scarce).unwrap();
-        let outcome = ShmClient::connect(&path, 2, client_options());
+        let outcome = attempt();
         setrlimit(Resource::Nofile, before).unwrap();
         match outcome {
-            Ok(client) => {
-                drop(client);
-                say(&format!("room needed {room}"));
-                return;
-            }
+            Ok(()) => return say(&format!("room needed {room}")),
             Err(error) => say(&format!("error {error}")),
         }
         assert_eq!(holdings(), baseline, "with room for {room}");
         // What failed has spoilt nothing.
-        drop(connect(&path, 2));
+        attempt().unwrap();
         assert_eq!(holdings(), baseline, "after room for {room}");
     }
     panic!("no room is enough");
@@ -63,12 +76,13 @@ fn fill_gaps() -> u64 {
     }
 }
 
-/// Descriptors, and mappings of memfds.
-fn holdings() -> (usize, usize) {
+/// Descriptors, mappings of memfds, and files beside the path.
+fn holdings(path: &Path) -> [usize; 3] {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let mappings = maps.lines().filter(|line| line.contains("memfd:")).count();
     let descriptors = std::fs::read_dir("/proc/self/fd").unwrap().count();
-    (descriptors, mappings)
+    let files = std::fs::read_dir(path.parent().unwrap()).unwrap().count();
+    [descriptors, mappings, files]
 }
 
 #[test]
@@ -78,23 +92,8 @@ fn a_client_out_of_descriptors_says_so_and_keeps_nothing() {
     }
     let (_dir, path) = place();
     let mut server = serve(&path, SEATS);
-    let mut process = child("dials", &path);
-    let mut errors = Vec::new();
-    loop {
-        let line = process.line("");
-        println!("{line}");
-        if let Some(error) = line.strip_prefix("error ") {
-            errors.push(error.to_owned());
-        } else if let Some(room) = line.strip_prefix("room needed ") {
-            assert_eq!(room.parse::<usize>().unwrap(), errors.len());
-            break;
-        }
-    }
-    assert!(process.wait().success());
+    let errors = errors_of("dials", &path);
     assert!(errors.len() >= 5, "{errors:?}");
-    for error in &errors {
-        assert!(error.contains("os error 24"), "{error}");
-    }
     // The server saw links come and go, and has all its seats.
     wait_for("all seats", || {
         if let Some(FabricEvent::Gone { connection }) = server.poll_event() {
@@ -102,4 +101,31 @@ fn a_client_out_of_descriptors_says_so_and_keeps_nothing() {
         }
         (server.counters().seats_free == SEATS && server.counters().links_open == 0).then_some(())
     });
+}
+
+#[test]
+fn a_server_that_cannot_begin_for_want_of_descriptors_leaves_nothing() {
+    if role().is_some() {
+        return;
+    }
+    let (_dir, path) = place();
+    let errors = errors_of("listens", &path);
+    assert!(errors.len() >= 5, "{errors:?}");
+}
+
+/// What a child says on its way; each error names the shortage.
+fn errors_of(role: &str, path: &Path) -> Vec<String> {
+    let mut process = child(role, path);
+    let mut errors = Vec::new();
+    loop {
+        let line = process.line("");
+        if let Some(error) = line.strip_prefix("error ") {
+            assert!(error.contains("os error 24"), "{error}");
+            errors.push(error.to_owned());
+        } else if let Some(room) = line.strip_prefix("room needed ") {
+            assert_eq!(room.parse::<usize>().unwrap(), errors.len());
+            assert!(process.wait().success());
+            return errors;
+        }
+    }
 }
