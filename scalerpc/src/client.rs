@@ -12,6 +12,17 @@ use crate::error::{CallError, SetupError};
 use crate::set::{Accepted, CallId, ClientSet, Completion};
 
 /// One connection to a server.
+///
+/// It may go from thread to thread, but two cannot use it at once:
+///
+/// ```compile_fail,E0499
+/// fn both(client: &mut scalerpc::Client) {
+///     std::thread::scope(|scope| {
+///         scope.spawn(|| client.call(1, b"from one thread").is_ok());
+///         scope.spawn(|| client.call(1, b"from another one").is_ok());
+///     });
+/// }
+/// ```
 pub struct Client<F: Fabric = ShmClient> {
     set: ClientSet<F>,
     timeout: Duration,

@@ -33,12 +33,15 @@ struct Running {
     path: PathBuf,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<Counters>>,
-    _dir: tempfile::TempDir,
+    dir: tempfile::TempDir,
 }
 
 impl Running {
     fn start(builder: ServerBuilder) -> Self {
-        let dir = tempfile::tempdir().unwrap();
+        Self::start_in(tempfile::tempdir().unwrap(), builder)
+    }
+
+    fn start_in(dir: tempfile::TempDir, builder: ServerBuilder) -> Self {
         let path = dir.path().join("socket");
         let mut server = builder.listen(&path).unwrap();
         let stop = Arc::new(AtomicBool::new(false));
@@ -51,13 +54,18 @@ impl Running {
             path,
             stop,
             thread: Some(thread),
-            _dir: dir,
+            dir,
         }
     }
 
-    fn stop(mut self) -> Counters {
+    fn stop(self) -> Counters {
+        self.end().0
+    }
+
+    /// Stops it; its directory stays.
+    fn end(mut self) -> (Counters, tempfile::TempDir) {
         self.stop.store(true, Ordering::Relaxed);
-        self.thread.take().unwrap().join().unwrap()
+        (self.thread.take().unwrap().join().unwrap(), self.dir)
     }
 }
 
@@ -233,4 +241,71 @@ fn a_call_that_waits_asks_by_the_clock_whether_the_server_is_there() {
         matches!(ended, Err(CallError::Unknown | CallError::NotSent)),
         "{ended:?}"
     );
+}
+
+/// Field case C8: seats, call numbers and the path are the same ones again, the owner's word is not.
+#[test]
+fn a_server_in_the_place_of_another_one_answers_only_its_own_clients() {
+    let mut running = Running::start(Server::builder().window(8));
+    for _ in 0..5 {
+        let mut set = ClientSet::connect(&running.path, 1).unwrap();
+        let mut calls: Vec<_> = (0..8)
+            .map(|byte| set.call_async(0, ECHO, &[byte]).unwrap())
+            .collect();
+        let (_, dir) = running.end();
+        running = Running::start_in(dir, Server::builder().window(8));
+        let mut again = Client::connect(&running.path).unwrap();
+        again.call(ECHO, b"to the new one").unwrap();
+        // What was called before ends once each, and is not answered by the new one.
+        let end = std::time::Instant::now() + Duration::from_secs(20);
+        while !calls.is_empty() && std::time::Instant::now() < end {
+            if let Some(it) = set.poll_completion() {
+                let known = calls.iter().position(|call| *call == it.call);
+                calls.remove(known.expect("a call ends once"));
+            }
+        }
+        assert_eq!(calls, []);
+        assert_eq!(set.call_async(0, ECHO, b"x"), Err(CallError::NotSent));
+        assert!(set.poll_completion().is_none());
+    }
+    let counters = running.stop();
+    assert_eq!(counters.calls, 1, "the last one's own");
+}
+
+/// Field case F7: while the server is saturated, connections come and go.
+#[test]
+fn a_busy_server_still_opens_and_closes_connections() {
+    let running = Running::start(Server::builder().clients_max(16).group_size(4).window(8));
+    let stop = Arc::new(AtomicBool::new(false));
+    let load: Vec<_> = (0..2)
+        .map(|_| {
+            let (path, stop) = (running.path.clone(), stop.clone());
+            std::thread::spawn(move || {
+                let mut set = ClientSet::connect(&path, 4).unwrap();
+                let mut answers = 0_u64;
+                while !stop.load(Ordering::Relaxed) {
+                    for connection in 0..4 {
+                        while set.call_async(connection, ECHO, b"busy").is_ok() {}
+                    }
+                    while set.poll_completion().is_some() {
+                        answers += 1;
+                    }
+                }
+                answers
+            })
+        })
+        .collect();
+    // More in all than there are seats, so they have to come back meanwhile.
+    for _ in 0..40 {
+        let begun = std::time::Instant::now();
+        let mut client = Client::connect(&running.path).unwrap();
+        client.call(ECHO, b"x").unwrap();
+        drop(client);
+        assert!(begun.elapsed() < Duration::from_secs(10));
+    }
+    stop.store(true, Ordering::Relaxed);
+    for thread in load {
+        assert!(thread.join().unwrap() > 0);
+    }
+    running.stop();
 }

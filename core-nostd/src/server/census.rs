@@ -1,4 +1,5 @@
-//! A count of everything that there is a fixed number of, and of every list: for tests.
+//! A count of everything that there is a fixed number of, and of every list, and views of single zones and
+//! pools: for tests.
 
 use super::ServerEngine;
 use super::records::{ConnState, NONE, ZoneState};
@@ -22,7 +23,61 @@ pub struct Census {
     pub quarantined_since_ns: Option<u64>,
 }
 
+/// A zone as it is now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ZoneView {
+    /// Who may write to it.
+    pub state: ZoneState,
+    /// Seat of the connection that has it, or had it last.
+    pub seat: u32,
+    /// The tenancy of that connection.
+    pub epoch: u64,
+    /// That connection is still to be told that its tenancy is over.
+    pub event_owed: bool,
+    /// Revocations of that tenancy that were asked for.
+    pub tries: u8,
+}
+
+/// A pool as it is now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolView {
+    /// It is the pool that is processed; else it is the one in warmup.
+    pub processing: bool,
+    /// Its tenancy, unless it is nobody's.
+    pub epoch: Option<u64>,
+    /// Connections of that tenancy whose batch was fetched.
+    pub active: usize,
+    /// Connections of that tenancy whose batch is being fetched.
+    pub fetching: u32,
+    /// Zones that may be given out.
+    pub free: usize,
+}
+
 impl<S: Store> ServerEngine<S> {
+    /// A zone, by its index over both pools.
+    pub fn zone(&self, zone: u32) -> Option<ZoneView> {
+        let record = self.memory.zones.get(zone as usize)?;
+        Some(ZoneView {
+            state: record.state,
+            seat: record.conn,
+            epoch: record.epoch,
+            event_owed: record.event_owed,
+            tries: record.tries,
+        })
+    }
+
+    /// A pool.
+    pub fn pool(&self, pool: u32) -> Option<PoolView> {
+        let tenancy = self.tenancies.get(pool as usize)?;
+        Some(PoolView {
+            processing: pool == self.processing,
+            epoch: (tenancy.group != NONE).then_some(tenancy.epoch),
+            active: tenancy.active,
+            fetching: tenancy.fetching,
+            free: self.free_zones[pool as usize],
+        })
+    }
+
     /// Counts, in time that grows with everything there is.
     ///
     /// # Errors

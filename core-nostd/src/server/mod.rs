@@ -20,7 +20,7 @@ mod schedule;
 mod serve;
 
 pub use api::{Action, Call, Counters, OpenConn, ServerConfig};
-pub use census::Census;
+pub use census::{Census, PoolView, ZoneView};
 pub use quarantine::REVOKE_BACKOFF_MAX;
 pub use records::{
     Active, Conn, ConnState, Group, SendSlot, ServerMemory, ServerSizes, Zone, ZoneState,
