@@ -133,6 +133,11 @@ impl<S: Store> ServerEngine<S> {
                 return None;
             }
         };
+        let owed = u32::from(self.memory.conns[seat as usize].answers_owed);
+        if owed >= self.geometry.window() {
+            self.evict(seat, Violation::Window);
+            return None;
+        }
         let send_slot = self.take_slot(seat)?;
         let conn = &mut self.memory.conns[seat as usize];
         let (number, generation) = (conn.next_call, conn.generation);

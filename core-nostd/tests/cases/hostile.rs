@@ -231,6 +231,33 @@ fn an_impossible_request_with_a_checksum_never_arrives() {
     }
 }
 
+/// Rule R12: whoever does not wait for answers cannot have more calls in hand than the window holds.
+#[test]
+fn a_call_beyond_the_window_evicts_its_writer_alone() {
+    let setup = Setup {
+        keep_calls: true,
+        ..Setup::default()
+    };
+    let mut rig = Rig::with_clients(setup, 1);
+    rig.open_raw(1);
+    rig.activate_raw(1);
+    let window = u64::from(rig.geometry.window());
+    for number in 2..=window {
+        rig.write_request(1, number, head(1), b"x");
+        rig.serve();
+    }
+    assert_eq!(rig.kept.len() as u64, window);
+    assert_eq!(rig.log.closed, []);
+    rig.write_request(1, window + 1, head(1), b"x");
+    rig.serve();
+    assert_eq!(rig.kept.len() as u64, window);
+    assert_eq!(rig.log.closed, [(1, Some(Violation::Window))]);
+    rig.call(0, b"another").unwrap();
+    rig.turn(0);
+    rig.answer_kept();
+    assert_eq!(rig.served(0).len(), 1);
+}
+
 /// Calls out of turn are never taken, and do not spin.
 #[test]
 fn requests_out_of_turn_are_not_taken() {
