@@ -104,6 +104,8 @@ bugs! {
     DrainEndless = "drain-endless",
     /// Groups take turns although only one has demand.
     IdleGroupsServed = "idle-groups-served",
+    /// A connection is moved to another group while it waits in its own.
+    MovedWhileWaiting = "moved-while-waiting",
     /// Small groups are never merged.
     NeverMerged = "never-merged",
     /// Completions are asked for too seldom.

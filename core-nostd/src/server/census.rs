@@ -93,6 +93,7 @@ impl<S: Store> ServerEngine<S> {
             self.count_zones(&mut census)?;
             self.count_served()?;
             self.count_waiting()?;
+            self.count_members()?;
         }
         Ok(census)
     }
@@ -197,6 +198,33 @@ impl<S: Store> ServerEngine<S> {
             return Err("a connection is served, but not in the list of served ones");
         }
         Ok(())
+    }
+
+    fn count_members(&self) -> Result<(), &'static str> {
+        let mut listed = 0;
+        for (index, group) in (0..).zip(self.memory.groups.iter()) {
+            let (mut len, mut misfits, mut at) = (0, 0, group.members);
+            while at != NONE && len <= group.len {
+                let member = &self.memory.members[at as usize];
+                if self.memory.conns[at as usize].group != index {
+                    return Err("a connection is a member of two groups");
+                }
+                len += 1;
+                misfits += u32::from(member.rating.class != group.class);
+                at = member.next;
+            }
+            if len != group.len || misfits != group.misfits {
+                return Err("the members of a group do not add up");
+            }
+            if len > self.geometry.zones() {
+                return Err("a group has more members than a pool has zones");
+            }
+            listed += u64::from(len);
+        }
+        match listed == self.counters.connections {
+            true => Ok(()),
+            false => Err("a connection is in no group"),
+        }
     }
 
     fn count_waiting(&self) -> Result<(), &'static str> {

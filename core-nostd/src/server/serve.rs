@@ -143,6 +143,7 @@ impl<S: Store> ServerEngine<S> {
         let (number, generation) = (conn.next_call, conn.generation);
         conn.next_call += 1;
         conn.answers_owed += 1;
+        conn.tenancy_bytes = conn.tenancy_bytes.saturating_add(message.head.len);
         // The staged batch is at the front of a tenancy's calls.
         let staged = conn.staged_asked > 0;
         if staged {
