@@ -3,7 +3,7 @@
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use scalerpc_core::post::Limits;
-use scalerpc_core::server::ServerConfig;
+use scalerpc_core::server::{Grouping, ServerConfig};
 use scalerpc_core::wire::Placement;
 use scalerpc_core::{Geometry, GeometryConfig, Mapping};
 
@@ -34,6 +34,10 @@ pub struct Config {
 pub struct Chances {
     /// A client makes a call.
     pub call: u32,
+    /// Three clients of four call so many times less often.
+    pub coolness: u32,
+    /// An operator gives a connection another priority.
+    pub operate: u32,
     /// A call is cancelled.
     pub cancel: u32,
     /// A client stops, for a random time.
@@ -86,6 +90,7 @@ impl Config {
             revoke_after_ns: [0, 5_000, 200_000][rng.random_range(0..3)],
             fence_after_ns: [100_000, 1_000_000, 100_000_000][rng.random_range(0..3)],
             burst: rng.random_range(1..=8),
+            grouping: Grouping::Priority,
         };
         let sge_max = rng.random_range(1..=8);
         let limits = Limits {
@@ -110,6 +115,8 @@ impl Config {
             defer: rare(&mut rng, 300),
             connect: 50,
             call: rng.random_range(20..=900),
+            coolness: 1,
+            operate: rare(&mut rng, 2),
             deliver: rng.random_range(50..=900),
             poll: rng.random_range(50..=900),
             burst: rng.random_range(1..=2 * window),
@@ -121,6 +128,12 @@ impl Config {
             hesitate: rare(&mut rng, 500),
             fence_ns: [1, 10_000, 100_000, 2_000_000][rng.random_range(0..4)],
         };
+        if rng.random_ratio(1, 4) {
+            server.grouping = Grouping::Arrival;
+        }
+        if rng.random() {
+            chances.coolness = 1 << rng.random_range(3..8);
+        }
         if rng.random_ratio(1, 8) {
             server.idle_switch_ns = 0;
             geometry.clients_max = 24;

@@ -2,6 +2,7 @@
 //! pools: for tests.
 
 use super::ServerEngine;
+use super::priority::Class;
 use super::records::{ConnState, NONE, ZoneState};
 use crate::geometry::Mapping;
 use crate::store::Store;
@@ -76,6 +77,13 @@ impl<S: Store> ServerEngine<S> {
             fetching: tenancy.fetching,
             free: self.free_zones[pool as usize],
         })
+    }
+
+    /// Sizes of the groups of a class.
+    pub fn group_sizes(&self, class: Class) -> impl Iterator<Item = u32> + '_ {
+        let groups = self.memory.groups.iter();
+        let of_class = groups.filter(move |group| group.class == class && group.len > 0);
+        of_class.map(|group| group.len)
     }
 
     /// Counts, in time that grows with everything there is.

@@ -21,7 +21,7 @@ use crate::mutant::{self, Bug};
 use crate::store::Store;
 
 /// Tenancies that a moving average is made of, roughly.
-pub const AVERAGED: u32 = 8;
+pub const AVERAGED: u8 = 8;
 /// Octaves above or below the median at which a connection changes its class.
 pub const ENTER_OCTAVES: u8 = 3;
 /// Octaves at which it is an ordinary one again.
@@ -90,10 +90,12 @@ pub struct Priority {
 pub(super) struct Rating {
     /// `T`, in 2^-16 calls in a tick.
     throughput: u32,
-    /// `S`; 0 before the first tenancy.
+    /// `S`.
     size_bytes: u32,
     /// When the last tenancy ended, or the connection came.
     tick: u32,
+    /// Tenancies that were counted, up to `AVERAGED`: before that nothing follows from them.
+    tenancies: u8,
     score: u8,
     pub(super) class: Class,
     priority: Priority,
@@ -113,24 +115,19 @@ impl Rating {
     }
 
     fn is_rated(&self) -> bool {
-        self.size_bytes > 0
+        self.tenancies > 0
     }
 
     /// Counts what was taken in a tenancy that ends at `tick`.
-    fn count(&mut self, tick: u32, calls: u64, bytes: u32) {
+    fn count(&mut self, tick: u32, calls: u32, bytes: u32) {
         let ticks = u64::from(tick.wrapping_sub(self.tick).max(1));
         self.tick = tick;
-        let throughput = (calls.min(u64::from(u32::MAX)) << CALL_SHIFT) / ticks;
-        let mean = u64::from(bytes).checked_div(calls);
-        let size = mean.map_or(self.size_bytes, |mean| saturated(mean));
-        let is_first = !self.is_rated();
-        let average = |old: u32, new: u32| match is_first {
-            true => new,
-            false => {
-                let sum = u64::from(old) * u64::from(AVERAGED - 1) + u64::from(new);
-                saturated(sum / u64::from(AVERAGED))
-            }
-        };
+        let throughput = (u64::from(calls) << CALL_SHIFT) / ticks;
+        let size = bytes.checked_div(calls).unwrap_or(self.size_bytes);
+        self.tenancies = (self.tenancies + 1).min(AVERAGED);
+        let of = u64::from(self.tenancies);
+        let average =
+            |old: u32, new: u32| saturated((u64::from(old) * (of - 1) + u64::from(new)) / of);
         self.throughput = average(self.throughput, saturated(throughput));
         self.size_bytes = average(self.size_bytes, size.max(SIZE_MIN_BYTES));
     }
@@ -147,7 +144,7 @@ impl Rating {
         if let Some(class) = self.priority.class {
             return class;
         }
-        let Some(median) = median.filter(|_| self.is_rated()) else {
+        let Some(median) = median.filter(|_| self.tenancies == AVERAGED) else {
             return self.class;
         };
         let octaves = |class| match self.class == class {
@@ -200,9 +197,9 @@ impl<S: Store> ServerEngine<S> {
         let tick = self.tick();
         let conn = &mut self.memory.conns[seat as usize];
         let member = &mut self.memory.members[seat as usize];
-        let calls = conn.next_call - member.rated_call;
+        let calls = (conn.next_call as u32).wrapping_sub(member.rated_call);
         let bytes = core::mem::take(&mut conn.tenancy_bytes);
-        member.rated_call = conn.next_call;
+        member.rated_call = conn.next_call as u32;
         let rating = &mut member.rating;
         if rating.is_rated() {
             self.scores[usize::from(rating.score)] -= 1;

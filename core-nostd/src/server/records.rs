@@ -165,8 +165,8 @@ pub struct Active {
 pub struct Member {
     pub(super) prev: u32,
     pub(super) next: u32,
-    /// The first call that is not part of the rating.
-    pub(super) rated_call: u64,
+    /// The low half of the number of the first call that is not part of the rating.
+    pub(super) rated_call: u32,
     pub(super) rating: Rating,
 }
 

@@ -12,6 +12,7 @@ mod geometry;
 mod groups;
 mod hostile;
 mod pool_table;
+mod priority;
 mod queues;
 mod seats;
 mod server_table;
