@@ -14,7 +14,7 @@ mod wait;
 pub use client::Client;
 pub use error::{CallError, SetupError};
 pub use scalerpc_core::client::{ClientCounters, ClientState};
-pub use scalerpc_core::server::Counters;
+pub use scalerpc_core::server::{Class, Counters, Grouping, Priority};
 pub use scalerpc_core::wire::{Status, Violation};
 pub use scalerpc_core::{Geometry, GeometryConfig, GeometryError, Mapping};
 pub use scalerpc_driver::shm::{ClientOptions, MemoryReport};

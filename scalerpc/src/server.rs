@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use scalerpc_core::post::{ReadWr, WriteWr};
 use scalerpc_core::server::{
-    Action, Call, Counters, OpenConn, ServerConfig, ServerEngine, ServerSizes,
+    Action, Call, Class, Counters, Grouping, OpenConn, Priority, ServerConfig, ServerEngine,
+    ServerSizes,
 };
 use scalerpc_core::wire::{Status, Violation};
 use scalerpc_core::{Geometry, GeometryConfig, Mapping, Memory};
@@ -108,6 +109,12 @@ impl ServerBuilder {
     /// of 1 ms 0.91 to 0.95 (`scalerpc demo --slice-us`, 2-core Sapphire Rapids VM).
     pub fn time_slice(mut self, slice: Duration) -> Self {
         self.time_slice = Some(slice);
+        self
+    }
+
+    /// How connections are put into groups. Default [`Grouping::Priority`].
+    pub fn grouping(mut self, grouping: Grouping) -> Self {
+        self.config.grouping = grouping;
         self
     }
 
@@ -413,6 +420,17 @@ impl<F: Fabric> Server<F> {
         if posted.is_err() {
             self.engine.failed(read.connection);
         }
+    }
+
+    /// Gives a connection a weight, or a class of its own, until it ends. It is moved to another group when its
+    /// group's next slice has ended. False if there is no such connection.
+    pub fn set_priority(&mut self, seat: u32, priority: Priority) -> bool {
+        self.engine.set_priority(seat, priority)
+    }
+
+    /// With whom a connection is served; `None` if the seat is free.
+    pub fn class(&self, seat: u32) -> Option<Class> {
+        self.engine.class(seat)
     }
 
     /// What happened so far.
