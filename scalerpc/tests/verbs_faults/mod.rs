@@ -1,0 +1,1 @@
+//! What goes wrong in a network, and to processes.
