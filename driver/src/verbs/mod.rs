@@ -6,6 +6,7 @@ mod errno;
 mod error;
 mod gid;
 mod mtu;
+mod probe;
 
 pub use context::Context;
 pub use device::{Capabilities, Host, LinkLayer, OpenDevice, Port, Selection, Skipped};
@@ -13,3 +14,4 @@ pub use errno::Errno;
 pub use error::{NoDevice, Place, Step, VerbsError};
 pub use gid::{Gid, GidKind};
 pub use mtu::{Mtu, ParseMtuError};
+pub use probe::{Ended, Trial};
