@@ -11,6 +11,41 @@ pub fn rdma_devices(sys: &Path) -> Vec<String> {
     names(&sys.join("class/infiniband"))
 }
 
+/// What the kernel says about a port, in its words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KernelPort {
+    /// Its number.
+    pub number: u8,
+    /// Its state, such as `ACTIVE`.
+    pub state: String,
+    /// What carries its packets: `InfiniBand` or `Ethernet`.
+    pub link_layer: String,
+}
+
+/// The ports of a device; `sys` is where sysfs is mounted.
+#[must_use]
+pub fn rdma_ports(sys: &Path, device: &str) -> Vec<KernelPort> {
+    let dir = sys.join("class/infiniband").join(device).join("ports");
+    let port = |name: String| {
+        let read = |file: &str| fs::read_to_string(dir.join(&name).join(file)).unwrap_or_default();
+        let state = read("state");
+        Some(KernelPort {
+            number: name.parse().ok()?,
+            // `4: ACTIVE`
+            state: state
+                .trim()
+                .rsplit(' ')
+                .next()
+                .unwrap_or_default()
+                .to_owned(),
+            link_layer: read("link_layer").trim().to_owned(),
+        })
+    };
+    let mut ports: Vec<_> = names(&dir).into_iter().filter_map(port).collect();
+    ports.sort_by_key(|port| port.number);
+    ports
+}
+
 /// The files through which programs reach RDMA devices; `dev` is where device files are.
 #[must_use]
 pub fn uverbs_files(dev: &Path) -> Vec<PathBuf> {
@@ -92,7 +127,29 @@ fn names(dir: &Path) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::MemoryLock;
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn ports_are_read_as_the_kernel_writes_them() {
+        let root = tempfile::tempdir().unwrap();
+        assert!(rdma_devices(root.path()).is_empty() && rdma_ports(root.path(), "a").is_empty());
+        for (port, state) in [(10, "1: DOWN"), (2, "4: ACTIVE")] {
+            let dir = root.path().join(format!("class/infiniband/a/ports/{port}"));
+            fs::create_dir_all(&dir).unwrap();
+            fs::write(dir.join("state"), format!("{state}\n")).unwrap();
+            fs::write(dir.join("link_layer"), "Ethernet\n").unwrap();
+        }
+        assert_eq!(rdma_devices(root.path()), ["a"]);
+        let ports = rdma_ports(root.path(), "a");
+        let ports: Vec<_> = ports
+            .iter()
+            .map(|port| (port.number, port.state.as_str()))
+            .collect();
+        assert_eq!(ports, [(2, "ACTIVE"), (10, "DOWN")]);
+        assert_eq!(rdma_ports(root.path(), "a")[0].link_layer, "Ethernet");
+    }
 
     #[test]
     fn the_limit_counts_what_is_pinned_and_spares_the_privileged() {

@@ -68,6 +68,20 @@ impl Host {
         }
     }
 
+    /// The file that libibverbs was loaded from: its name ends with its version. `None` if it is no file.
+    #[must_use]
+    pub fn library_file() -> Option<PathBuf> {
+        let maps = fs::read_to_string("/proc/self/maps").ok()?;
+        let mut paths = maps
+            .lines()
+            .filter_map(|line| Some(Path::new(&line[line.find('/')?..])));
+        let is_it = |path: &&Path| {
+            let name = path.file_name().and_then(|name| name.to_str());
+            name.is_some_and(|name| name.starts_with("libibverbs.so"))
+        };
+        paths.find(is_it).map(Path::to_owned)
+    }
+
     /// The names of the devices that libibverbs lists.
     ///
     /// # Errors
@@ -465,6 +479,14 @@ impl OpenDevice {
     #[must_use]
     pub fn name(&self) -> &str {
         self.context.name()
+    }
+
+    /// The version of its firmware; empty for one that has none.
+    #[must_use]
+    pub fn firmware(&self) -> String {
+        let bytes = self.attr.fw_ver.iter().map(|&byte| byte as u8);
+        let bytes: Vec<u8> = bytes.take_while(|&byte| byte != 0).collect();
+        String::from_utf8_lossy(&bytes).into_owned()
     }
 
     /// All that libibverbs says about the device.

@@ -8,6 +8,7 @@ use rdma_core_sys::LoadError;
 use super::errno::Errno;
 use super::gid::Gid;
 use super::mtu::Mtu;
+use super::probe::Ended;
 use crate::host::MemoryLock;
 
 /// A step of setting up an end.
@@ -38,6 +39,8 @@ pub enum Step {
     Rtr,
     /// Taking a queue pair to RTS.
     Rts,
+    /// A WRITE for trial.
+    Trial,
 }
 
 impl fmt::Display for Step {
@@ -55,6 +58,7 @@ impl fmt::Display for Step {
             Self::Init => "queue pair to INIT",
             Self::Rtr => "queue pair to RTR",
             Self::Rts => "queue pair to RTS",
+            Self::Trial => "trial WRITE",
         })
     }
 }
@@ -239,6 +243,16 @@ pub enum VerbsError {
         limit_bytes: u64,
         /// Bytes that are locked already.
         pinned_bytes: u64,
+    },
+    /// A WRITE for trial did not do what it should.
+    #[error(
+        "a trial WRITE on {place} failed: {ended}; see dmesg, or choose another --device, --port or --gid-index"
+    )]
+    TrialFailed {
+        /// Where.
+        place: Box<Place>,
+        /// How it ended.
+        ended: Ended,
     },
     /// A verb failed in a way that has no variant of its own.
     #[error("{verb} failed in step `{step}` on {place}: {errno}; {}", remedy(*.step, *.errno))]
@@ -450,6 +464,55 @@ impl fmt::Display for Gids<'_> {
         match self.0.len().saturating_sub(SHOWN) {
             0 => Ok(()),
             more => write!(f, " and {more} more"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lack_of_locked_memory_names_the_limit_and_everything_else_does_not() {
+        let lock = MemoryLock {
+            limit_bytes: Some(65536),
+            pinned_bytes: 4096,
+            exempt: false,
+        };
+        let error = |errno, wanted, lock| {
+            let place = Place::device("mlx5_0");
+            VerbsError::with_lock(
+                Step::Register,
+                "ibv_reg_mr",
+                place,
+                Errno(errno),
+                wanted,
+                lock,
+            )
+        };
+        let wanted = 1 << 20;
+        assert_eq!(
+            error(libc::ENOMEM, wanted, lock).to_string(),
+            "ibv_reg_mr failed in step `register memory` on mlx5_0: ENOMEM (12, Cannot allocate memory); it needs \
+             1048576 bytes of locked memory, RLIMIT_MEMLOCK is 65536 and 4096 are in use: raise it (`ulimit -l 1028` as \
+             root, `LimitMEMLOCK=infinity` in a systemd unit, or /etc/security/limits.conf)"
+        );
+        let exempt = MemoryLock {
+            exempt: true,
+            ..lock
+        };
+        let unlimited = MemoryLock {
+            limit_bytes: None,
+            ..lock
+        };
+        for (errno, wanted, lock) in [
+            (libc::EINVAL, wanted, lock),
+            (libc::ENOMEM, 4096, lock),
+            (libc::ENOMEM, wanted, exempt),
+            (libc::ENOMEM, wanted, unlimited),
+        ] {
+            let error = error(errno, wanted, lock);
+            assert!(matches!(error, VerbsError::Failed { .. }), "{error}");
         }
     }
 }

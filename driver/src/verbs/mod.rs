@@ -30,6 +30,7 @@ mod mtu;
 mod nic;
 mod packet;
 mod plan;
+mod probe;
 mod qp;
 mod resources;
 mod server;
@@ -47,6 +48,7 @@ pub use error::{NoDevice, Place, Step, VerbsError};
 pub use gid::{Gid, GidKind};
 pub use mtu::{Mtu, ParseMtuError};
 pub use packet::VERSION;
+pub use probe::{Ended, Trial};
 pub use server::{Report, ServerCounters, ServerOptions, VerbsServer};
 pub use setup::{JoinStep, Refusal, SetupError};
 
