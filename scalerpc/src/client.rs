@@ -112,6 +112,11 @@ impl<F: Fabric> Client<F> {
         self.set.counters(0)
     }
 
+    /// The back end.
+    pub fn fabric(&self) -> &F {
+        self.set.fabric()
+    }
+
     /// The server's sizes.
     pub fn geometry(&self) -> &Geometry {
         self.set.geometry()

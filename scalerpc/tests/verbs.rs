@@ -29,6 +29,7 @@ fn on(device: &str) -> Selection {
 fn server_on(device: &str) -> ServerOptions {
     ServerOptions {
         selection: on(device),
+        handshake_timeout: Duration::from_secs(30),
         ..ServerOptions::default()
     }
 }
@@ -36,7 +37,7 @@ fn server_on(device: &str) -> ServerOptions {
 fn client_on(device: &str) -> ClientOptions {
     ClientOptions {
         selection: on(device),
-        timeout: Duration::from_secs(20),
+        timeout: Duration::from_secs(30),
         ..ClientOptions::default()
     }
 }

@@ -11,6 +11,7 @@ use rdma_core_sys::{
 use scalerpc_core::post::WrId;
 
 use super::errno::Errno;
+use super::failure::Unposted;
 
 /// Work requests of a batch. A round of the server has at most 64 calls.
 const WRS: usize = 128;
@@ -44,16 +45,6 @@ pub(super) struct Head {
     pub(super) remote: u64,
     pub(super) rkey: u32,
     pub(super) signaled: bool,
-}
-
-/// A chain of which not all was posted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Broken {
-    pub(super) errno: Errno,
-    /// Work requests before the one that failed: they are with the device.
-    pub(super) posted: u32,
-    /// That one and those after it: nothing of them has happened.
-    pub(super) unposted: u32,
 }
 
 /// The batch.
@@ -185,7 +176,11 @@ impl Batch {
     ///
     /// The queue pair is live, and every scatter element that is not inline names registered memory, which stays so
     /// until the work request has completed.
-    pub(super) unsafe fn post(&mut self, qp: *mut ibv_qp, chain: &mut Chain) -> Result<(), Broken> {
+    pub(super) unsafe fn post(
+        &mut self,
+        qp: *mut ibv_qp,
+        chain: &mut Chain,
+    ) -> Result<(), Unposted> {
         let Chain { head, .. } = std::mem::replace(chain, Chain::EMPTY);
         if head == NONE {
             return Ok(());
@@ -219,8 +214,8 @@ impl Batch {
 
     /// How far a chain was posted, by the address of the first work request that was not.
     #[cold]
-    fn count(&self, head: u32, bad: usize, errno: Errno) -> Broken {
-        let mut broken = Broken {
+    fn count(&self, head: u32, bad: usize, errno: Errno) -> Unposted {
+        let mut broken = Unposted {
             errno,
             posted: 0,
             unposted: 0,

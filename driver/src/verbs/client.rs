@@ -12,6 +12,7 @@ use super::ReliabilityOptions;
 use super::device::{Host, Selection};
 use super::dial::{self, Dialed};
 use super::events::{Event, Events};
+use super::failure::Failure;
 use super::lanes::Lanes;
 use super::nic::Nic;
 use super::packet::{Grant, Inbox, Packet};
@@ -158,6 +159,11 @@ impl VerbsClient {
     /// If there is no connection of that number.
     pub fn seat(&self, connection: u32) -> u32 {
         self.own[connection as usize].grant.seat
+    }
+
+    /// The last connection that failed at this end.
+    pub fn last_failure(&self) -> Option<Failure> {
+        self.lanes.last_failure()
     }
 
     /// Takes a connection to ERR, and tells the server: it learns of that in no other way.

@@ -224,7 +224,10 @@ impl Control {
             None => {}
         }
         for id in late {
-            self.with_peer(id, Self::part);
+            self.with_peer(id, |control, peer| {
+                let had_ms = control.rules.handshake_timeout.as_millis();
+                control.refuse(peer, Refusal::Late, had_ms as u32)
+            });
         }
         self.set_accepting(handshakes < self.rules.handshakes_max && self.accept_after.is_none());
         due.map(|due| due.saturating_duration_since(now))

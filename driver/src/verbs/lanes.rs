@@ -11,7 +11,8 @@ use rdma_core_sys::{
 use scalerpc_core::post::{Completion, ReadWr, WcStatus, WrId, WriteWr};
 use scalerpc_core::{Geometry, Memory, Region};
 
-use super::batch::{Batch, Broken, Chain, Head};
+use super::batch::{Batch, Chain, Head};
+use super::failure::{Failure, Why};
 use super::resources::{CompletionQueue, Registration};
 use crate::fabric::PostError;
 
@@ -96,7 +97,7 @@ pub(super) struct Lanes {
     failed: Vec<u32>,
     /// Connections whose queue pair may be destroyed.
     drained: Vec<u32>,
-    last_broken: Option<Broken>,
+    last_failure: Option<Failure>,
     queues: Box<[Arc<CompletionQueue>]>,
     queue_next: usize,
     wcs: [ibv_wc; WCS],
@@ -115,7 +116,7 @@ impl std::fmt::Debug for Lanes {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Lanes")
             .field("connections", &self.lanes.len())
-            .field("last_broken", &self.last_broken)
+            .field("last_failure", &self.last_failure)
             .finish_non_exhaustive()
     }
 }
@@ -148,7 +149,7 @@ impl Lanes {
             unposted: list(),
             failed: list(),
             drained: list(),
-            last_broken: None,
+            last_failure: None,
             queues,
             queue_next: 0,
             wcs: [ibv_wc::default(); WCS],
@@ -309,7 +310,10 @@ impl Lanes {
             let posted = unsafe { self.batch.post(lane.qp.0, &mut lane.chain) };
             if let Err(broken) = posted {
                 lane.state = LaneState::Down;
-                self.last_broken = Some(broken);
+                self.last_failure = Some(Failure {
+                    connection,
+                    why: Why::Post(broken),
+                });
                 self.unposted.push(connection);
             }
         }
@@ -375,6 +379,14 @@ impl Lanes {
                 return None;
             }
             LaneState::Up if status != WcStatus::Success => {
+                self.last_failure = Some(Failure {
+                    connection,
+                    why: Why::Completion {
+                        status: wc.status.0,
+                        vendor_err: wc.vendor_err,
+                        kind: wr_id.kind(),
+                    },
+                });
                 self.set_down(connection);
                 self.failed.push(connection);
             }
@@ -432,6 +444,11 @@ impl Lanes {
             lane.state = LaneState::Draining;
         }
         result == 0
+    }
+
+    /// The last connection that failed at this end.
+    pub(super) fn last_failure(&self) -> Option<Failure> {
+        self.last_failure
     }
 
     /// A connection that failed by itself.

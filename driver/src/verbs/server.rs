@@ -14,6 +14,7 @@ use scalerpc_hugepage::{Backing, PagePolicy};
 use super::control::{Control, Parts, Rules};
 use super::device::{Host, Selection};
 use super::error::VerbsError;
+use super::failure::Failure;
 use super::lanes::{LANE_BYTES, Lanes, Reach, Remote};
 use super::nic::{Nic, Pages};
 use super::plan::{Bounds, Plan};
@@ -266,6 +267,11 @@ impl VerbsServer {
     /// The address of the client that has a seat; `None` if the seat is free.
     pub fn peer(&self, seat: u32) -> Option<SocketAddr> {
         *self.peers.get(seat as usize)?
+    }
+
+    /// The last connection that failed at this end.
+    pub fn last_failure(&self) -> Option<Failure> {
+        self.lanes.last_failure()
     }
 
     fn open(&mut self, opening: &Opening) -> FabricEvent {

@@ -185,12 +185,14 @@ pub enum Refusal {
     Resources,
     /// The client's device does not place bytes in order, and the server's messages carry no checksums.
     Placement,
+    /// The client was too slow; the detail says how many milliseconds it had for a step.
+    Late,
     /// A reason that this version does not know.
     Other(u32),
 }
 
 impl Refusal {
-    const CODES: [(Self, u32); 9] = [
+    const CODES: [(Self, u32); 10] = [
         (Self::Version, 1),
         (Self::Busy, 2),
         (Self::BadRequest, 3),
@@ -200,6 +202,7 @@ impl Refusal {
         (Self::Device, 7),
         (Self::Resources, 8),
         (Self::Placement, 9),
+        (Self::Late, 10),
     ];
 
     pub(super) fn code(self) -> u32 {
@@ -237,6 +240,10 @@ impl std::fmt::Display for Refusal {
             Self::Placement => f.write_str(
                 "the client's device does not place the bytes of a WRITE in order, and the server's does: let the \
                  server use checksums",
+            ),
+            Self::Late => f.write_str(
+                "this client was too slow: try again when its host is less busy, or raise the server's \
+                 handshake_timeout",
             ),
             Self::Other(code) => write!(f, "reason {code}, unknown to this version"),
         }

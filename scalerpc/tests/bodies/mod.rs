@@ -11,7 +11,7 @@ use scalerpc_driver::Fabric;
 const ECHO: u16 = 1;
 const SUM: u16 = 2;
 
-fn handler(request: Request<'_>, response: &mut [u8]) -> Result<usize, Status> {
+pub fn handler(request: Request<'_>, response: &mut [u8]) -> Result<usize, Status> {
     match request.method {
         ECHO => {
             response[..request.bytes.len()].copy_from_slice(request.bytes);
