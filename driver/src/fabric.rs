@@ -100,6 +100,15 @@ pub unsafe trait Fabric {
     /// [`PostError`]; nothing has been posted then.
     fn post_read(&mut self, wr: &ReadWr) -> Result<(), PostError>;
 
+    /// Posts what has been collected. A back end may keep work requests until the end of a round, so as to ring each
+    /// doorbell once.
+    ///
+    /// Returns a connection of which not everything could be posted, and there may be more: it is to be called until
+    /// it returns `None`. Such a connection is down; what was posted before may complete.
+    fn flush(&mut self) -> Option<u32> {
+        None
+    }
+
     /// Takes one completion.
     fn poll_completion(&mut self) -> Option<Completion>;
 

@@ -5,6 +5,8 @@
 
 pub mod fabric;
 pub mod host;
+mod mapping;
+mod shared;
 pub mod shm;
 pub mod store;
 #[cfg(feature = "verbs")]

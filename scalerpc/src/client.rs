@@ -7,6 +7,8 @@ use scalerpc_core::Geometry;
 use scalerpc_core::client::{ClientCounters, ClientState};
 use scalerpc_driver::Fabric;
 use scalerpc_driver::shm::ShmClient;
+#[cfg(feature = "verbs")]
+use scalerpc_driver::verbs;
 
 use crate::error::{CallError, SetupError};
 use crate::set::{Accepted, CallId, ClientSet, Completion};
@@ -26,6 +28,24 @@ impl Client {
     pub fn connect(path: impl AsRef<Path>) -> Result<Self, SetupError> {
         Ok(Self {
             set: ClientSet::connect(path, 1)?,
+            timeout: Duration::from_secs(5),
+        })
+    }
+}
+
+#[cfg(feature = "verbs")]
+impl Client<verbs::VerbsClient> {
+    /// Connects over RDMA to the server that listens at `address`.
+    ///
+    /// # Errors
+    ///
+    /// [`SetupError`] names the step that failed, and what helps.
+    pub fn connect_verbs(
+        address: impl std::net::ToSocketAddrs + std::fmt::Debug,
+        options: &verbs::ClientOptions,
+    ) -> Result<Self, SetupError> {
+        Ok(Self {
+            set: ClientSet::connect_verbs(address, 1, options)?,
             timeout: Duration::from_secs(5),
         })
     }
@@ -90,6 +110,11 @@ impl<F: Fabric> Client<F> {
     /// What happened so far.
     pub fn counters(&self) -> ClientCounters {
         self.set.counters(0)
+    }
+
+    /// The back end.
+    pub fn fabric(&self) -> &F {
+        self.set.fabric()
     }
 
     /// The server's sizes.

@@ -3,6 +3,8 @@
 use scalerpc_core::GeometryError;
 use scalerpc_core::wire::Status;
 use scalerpc_driver::shm;
+#[cfg(feature = "verbs")]
+use scalerpc_driver::verbs;
 
 /// Why a server or a client could not be set up.
 #[derive(Debug, thiserror::Error)]
@@ -14,6 +16,10 @@ pub enum SetupError {
     /// The shared-memory back end could not be set up.
     #[error(transparent)]
     Shm(#[from] shm::SetupError),
+    /// The back end over verbs could not be set up.
+    #[cfg(feature = "verbs")]
+    #[error(transparent)]
+    Verbs(#[from] verbs::SetupError),
     /// The back end's queues are too short for the window.
     #[error(
         "a window of {window} calls does not fit the back end's send queue: use a smaller window"

@@ -18,6 +18,8 @@ pub use scalerpc_core::server::Counters;
 pub use scalerpc_core::wire::{Status, Violation};
 pub use scalerpc_core::{Geometry, GeometryConfig, GeometryError, Mapping};
 pub use scalerpc_driver::shm::{ClientOptions, MemoryReport};
+#[cfg(feature = "verbs")]
+pub use scalerpc_driver::verbs;
 pub use scalerpc_hugepage::{Backing, PagePolicy};
 pub use server::{Eviction, Handler, Reply, Request, Server, ServerBuilder, ServerBytes};
 pub use set::{Accepted, CallId, ClientSet, Completion};

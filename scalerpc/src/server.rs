@@ -13,13 +13,15 @@ use scalerpc_core::wire::{Status, Violation};
 use scalerpc_core::{Geometry, GeometryConfig, Mapping, Memory};
 use scalerpc_driver::shm::{MemoryReport, ServerOptions, ShmServer};
 use scalerpc_driver::store::{self, Boxed};
+#[cfg(feature = "verbs")]
+use scalerpc_driver::verbs;
 use scalerpc_driver::{Fabric, FabricEvent, PostError, Revocation};
 use scalerpc_hugepage::PagePolicy;
 
 use crate::error::SetupError;
 use crate::wait::{Backoff, Clock};
 
-/// See [`ServerBuilder::time_slice`].
+/// See [`ServerBuilder::time_slice`]. Without one, the engine's default holds.
 const SHM_SLICE: Duration = Duration::from_millis(1);
 /// Connections that may come or go in one round: thousands at once must not hold up the others.
 const EVENTS: usize = 32;
@@ -173,6 +175,26 @@ impl ServerBuilder {
         self.build(geometry, fabric)
     }
 
+    /// Listens for clients that connect to `address` over TCP, and serves them over RDMA reliable connections.
+    ///
+    /// Of what this builder was told, the pages and the NUMA node of its memory and `links_max` hold for shared memory
+    /// only: `options` has its own.
+    ///
+    /// # Errors
+    ///
+    /// [`SetupError`]: the sizes cannot be used, there is no usable device, the memory is not to be had or may not be
+    /// registered, or the address is taken.
+    #[cfg(feature = "verbs")]
+    pub fn listen_verbs(
+        self,
+        address: impl std::net::ToSocketAddrs + std::fmt::Debug,
+        options: &verbs::ServerOptions,
+    ) -> Result<Server<verbs::VerbsServer>, SetupError> {
+        let geometry = Geometry::new(self.geometry)?;
+        let fabric = verbs::VerbsServer::listen(address, geometry, options)?;
+        self.build(geometry, fabric)
+    }
+
     /// A server over another back end, whose memory has this geometry's sizes.
     ///
     /// # Errors
@@ -292,7 +314,16 @@ impl<F: Fabric> Server<F> {
         if revoking > 0 {
             self.revoke_all(revoking);
         }
+        self.flush();
         done
+    }
+
+    /// What the round has posted goes out. Connections for which that fails are ended in the next one.
+    #[inline]
+    fn flush(&mut self) {
+        while let Some(seat) = self.fabric.flush() {
+            self.engine.failed(seat);
+        }
     }
 
     /// Together: a back end may pay for a request, however many tenancies it names.

@@ -12,6 +12,8 @@ use scalerpc_core::wire::{Status, Violation};
 use scalerpc_core::{Geometry, Mapping, Memory, Store};
 use scalerpc_driver::shm::{ClientOptions, ShmClient};
 use scalerpc_driver::store::{self, Boxed};
+#[cfg(feature = "verbs")]
+use scalerpc_driver::verbs;
 use scalerpc_driver::{Fabric, FabricEvent, PostError};
 
 use crate::error::{CallError, SetupError};
@@ -142,6 +144,31 @@ impl ClientSet {
     }
 }
 
+#[cfg(feature = "verbs")]
+impl ClientSet<verbs::VerbsClient> {
+    /// Connects over RDMA to the server that listens at `address`, with that many connections.
+    ///
+    /// # Errors
+    ///
+    /// [`SetupError`] names the step that failed, and what helps.
+    pub fn connect_verbs(
+        address: impl std::net::ToSocketAddrs + std::fmt::Debug,
+        connections: u32,
+        options: &verbs::ClientOptions,
+    ) -> Result<Self, SetupError> {
+        let fabric = verbs::VerbsClient::connect(address, connections, options)?;
+        let geometry = *fabric.geometry();
+        let conns: Vec<_> = (0..connections)
+            .map(|connection| ClientConn {
+                connection,
+                seat: fabric.seat(connection),
+                owner: fabric.owner(connection),
+            })
+            .collect();
+        Self::over(fabric, geometry, &conns)
+    }
+}
+
 impl<F: Fabric> ClientSet<F> {
     /// Connections over another back end; they are numbered in the order of `conns`.
     ///
@@ -213,7 +240,8 @@ impl<F: Fabric> ClientSet<F> {
     /// Makes a call, and does not wait for it. Its completion comes out of
     /// [`poll_completion`](Self::poll_completion).
     ///
-    /// While the connection is served the request is sent at once, else with the next poll.
+    /// While the connection is served the request is sent at once, else with the next poll. Over verbs it is always
+    /// sent with the next poll, or by [`flush`](Self::flush): together with others for the same connection.
     ///
     /// # Errors
     ///
@@ -263,6 +291,7 @@ impl<F: Fabric> ClientSet<F> {
         }
         self.post(connection);
         self.list(connection);
+        self.flush();
         Ok(accepted)
     }
 
@@ -389,9 +418,24 @@ impl<F: Fabric> ClientSet<F> {
         unsafe { self.fabric.exposed().bytes(at, len) }
     }
 
-    /// Looks at every busy connection once, beginning after the one that had the last completion.
+    /// One round: looks at every busy connection once, and sends what there is to send.
     fn poll_ended(&mut self) -> Option<Ended> {
         self.take_completions();
+        let ended = self.look();
+        self.flush();
+        ended
+    }
+
+    /// Sends what calls and polls have left to be sent: a back end may collect it. Polling does so by itself.
+    #[inline]
+    pub fn flush(&mut self) {
+        while let Some(connection) = self.fabric.flush() {
+            self.end(connection);
+        }
+    }
+
+    /// Looks at every busy connection once, beginning after the one that had the last completion.
+    fn look(&mut self) -> Option<Ended> {
         for _ in 0..self.busy.len() {
             if self.cursor >= self.busy.len() {
                 self.cursor = 0;

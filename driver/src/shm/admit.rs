@@ -13,7 +13,7 @@ use super::error::Refusal;
 use super::handshake::{self, Grant, Packet, VERSION, WELCOME_SEATS};
 use super::link::{Counts, Link, News, client_bytes, guard_at};
 use super::socket;
-use super::sys::Mapping;
+use crate::mapping::Mapping;
 
 /// Why a handshake goes no further.
 enum Stop {

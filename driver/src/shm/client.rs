@@ -16,9 +16,9 @@ use super::handshake::{self, FROM_CLIENT_MAX_BYTES, Grant};
 use super::limits;
 use super::link::guard_at;
 use super::socket::{self, Incoming};
-use super::sys::Mapping;
 use super::transfer::{self, Completions, REMOTE_ACCESS_ERROR};
 use crate::fabric::{Fabric, FabricEvent, PostError, Revocation};
+use crate::mapping::Mapping;
 
 /// What a client can be told.
 #[derive(Clone, Debug)]

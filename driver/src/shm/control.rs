@@ -19,7 +19,8 @@ use super::fence::ServerFence;
 use super::handshake::{self, FROM_CLIENT_MAX_BYTES, Grant, Packet};
 use super::link::{Counts, Link, News, Order, Shared};
 use super::socket::{self, Incoming};
-use super::sys::{self, Mapping, PeerProcess};
+use super::sys::{self, PeerProcess};
+use crate::mapping::Mapping;
 
 /// Tokens of the epoll set. A peer's socket has twice its id, its pidfd one more; ids count from 1.
 const WAKE: u64 = 0;

@@ -19,8 +19,9 @@ use super::handshake::{self, FROM_SERVER_MAX_BYTES, Grant, Kind, Offer, Packet, 
 use super::link::{client_bytes, guard_at};
 use super::path;
 use super::socket::{self, Incoming};
-use super::sys::{self, Mapping};
+use super::sys;
 use super::{TIMEOUT_MAX, own_memory};
+use crate::mapping::Mapping;
 
 /// What a finished handshake leaves.
 pub(super) struct Dialed {

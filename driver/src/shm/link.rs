@@ -1,19 +1,14 @@
 //! What the data thread and the control thread of a server share.
 
-use std::collections::VecDeque;
-use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-use rustix::io::Errno;
 use scalerpc_core::{Geometry, Region};
 
 use super::fence::ServerFence;
 use super::guard::{self, GUARD_BYTES};
 use super::handshake::Grant;
-use super::sys::Mapping;
+use crate::mapping::Mapping;
 
 /// Bytes of a client's exposed memory for `connections`: what the geometry asks for, then a guard for each
 /// connection. `None` if that does not fit the address space.
@@ -177,105 +172,5 @@ impl Counts {
     }
 }
 
-/// What both threads hold. No lock is taken on the data path: `news_waiting` says when there is a reason
-/// to.
-#[derive(Debug)]
-pub(super) struct Shared {
-    news: Mutex<VecDeque<News>>,
-    news_waiting: AtomicBool,
-    free_seats: Mutex<Vec<u32>>,
-    orders: Mutex<Vec<Order>>,
-    stop: AtomicBool,
-    /// Wakes the control thread.
-    pub(super) wake: OwnedFd,
-    pub(super) counts: Counts,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nobody leaves these half changed, so a panic elsewhere says nothing about them.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl Shared {
-    pub(super) fn new(wake: OwnedFd, clients_max: u32) -> Self {
-        Self {
-            news: Mutex::default(),
-            news_waiting: AtomicBool::new(false),
-            // Low seats first: their demand bytes share cache lines.
-            free_seats: Mutex::new((0..clients_max).rev().collect()),
-            orders: Mutex::default(),
-            stop: AtomicBool::new(false),
-            wake,
-            counts: Counts::default(),
-        }
-    }
-
-    pub(super) fn tell(&self, news: News) {
-        let mut queue = lock(&self.news);
-        queue.push_back(news);
-        // Inside of the lock, as is the store of false: the flag and the queue agree whenever it is free.
-        self.news_waiting.store(true, Ordering::Relaxed);
-    }
-
-    #[inline]
-    pub(super) fn has_news(&self) -> bool {
-        self.news_waiting.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn take_news(&self) -> Option<News> {
-        let mut queue = lock(&self.news);
-        let news = queue.pop_front();
-        self.news_waiting
-            .store(!queue.is_empty(), Ordering::Relaxed);
-        news
-    }
-
-    pub(super) fn order(&self, order: Order) {
-        lock(&self.orders).push(order);
-        self.wake();
-    }
-
-    pub(super) fn take_orders(&self) -> Vec<Order> {
-        std::mem::take(&mut *lock(&self.orders))
-    }
-
-    pub(super) fn stop(&self) {
-        self.stop.store(true, Ordering::Release);
-        self.wake();
-    }
-
-    pub(super) fn is_stopping(&self) -> bool {
-        self.stop.load(Ordering::Acquire)
-    }
-
-    fn wake(&self) {
-        // Non-blocking; a full counter (EAGAIN) wakes as well.
-        while rustix::io::write(&self.wake, &1u64.to_ne_bytes()) == Err(Errno::INTR) {}
-    }
-
-    /// Takes `count` free seats.
-    ///
-    /// # Errors
-    ///
-    /// If there are fewer, how many.
-    pub(super) fn take_seats(&self, count: u32) -> Result<Vec<u32>, u32> {
-        let mut free = lock(&self.free_seats);
-        let free_count = free.len();
-        match free_count.checked_sub(count as usize) {
-            Some(rest) => {
-                let mut seats = free.split_off(rest);
-                seats.reverse();
-                Ok(seats)
-            }
-            None => Err(free_count as u32),
-        }
-    }
-
-    pub(super) fn give_back(&self, seats: impl IntoIterator<Item = u32>) {
-        lock(&self.free_seats).extend(seats);
-    }
-
-    pub(super) fn free_seats(&self) -> u32 {
-        lock(&self.free_seats).len() as u32
-    }
-}
+/// What both threads hold.
+pub(super) type Shared = crate::shared::Shared<News, Order, Counts>;

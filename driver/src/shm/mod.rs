@@ -47,6 +47,8 @@ use scalerpc_core::post::Limits;
 use scalerpc_core::wire::Placement;
 use scalerpc_hugepage::{Builder, MemoryError};
 
+use crate::mapping::Mapping;
+
 pub use client::{ClientOptions, ShmClient};
 pub use error::{Refusal, SetupError, Step};
 pub use handshake::VERSION;
@@ -71,12 +73,8 @@ fn limits(geometry: &Geometry) -> Limits {
 }
 
 /// Makes memory for this end, of which the peer's READs and WRITEs may reach so much.
-fn own_memory(
-    builder: Builder,
-    bytes: usize,
-    reachable: usize,
-) -> Result<sys::Mapping, SetupError> {
+fn own_memory(builder: Builder, bytes: usize, reachable: usize) -> Result<Mapping, SetupError> {
     let memory = builder.build()?;
     // The builder rounds up, so the view always fits.
-    sys::Mapping::new(memory, bytes, reachable).ok_or(SetupError::Memory(MemoryError::ZeroBytes))
+    Mapping::new(memory, bytes, reachable).ok_or(SetupError::Memory(MemoryError::ZeroBytes))
 }

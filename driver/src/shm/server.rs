@@ -16,10 +16,10 @@ use super::fence::ServerFence;
 use super::guard;
 use super::link::{Counts, Link, News, Order, Shared};
 use super::path::{self, Claim};
-use super::sys::Mapping;
 use super::transfer::{self, Completions, REMOTE_ACCESS_ERROR};
 use super::{SGE_MAX, TIMEOUT_MAX, limits, own_memory};
 use crate::fabric::{Fabric, FabricEvent, Opened, PostError, Revocation};
+use crate::mapping::Mapping;
 
 /// What a server can be told besides its geometry.
 #[derive(Clone, Debug)]

@@ -1,4 +1,4 @@
-//! What needs `unsafe`: views of mappings, and what the kernel knows about a peer.
+//! What needs `unsafe`: what the kernel knows about a peer.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -6,51 +6,6 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use scalerpc_core::Region;
-use scalerpc_hugepage::HugeMemory;
-
-/// Memory and views of its first bytes.
-#[derive(Debug)]
-pub(super) struct Mapping {
-    region: Region,
-    reachable: Region,
-    memory: HugeMemory,
-}
-
-impl Mapping {
-    /// Views the first `bytes` of `memory`; the rest of its last page is out of reach. READ and WRITE may
-    /// reach the first `reachable` of them. `None` if there are not so many.
-    pub(super) fn new(memory: HugeMemory, bytes: usize, reachable: usize) -> Option<Self> {
-        if bytes > memory.len() {
-            return None;
-        }
-        // SAFETY: `as_ptr` is aligned to a page and valid for `len` bytes until `memory` is dropped: every
-        // page exists, and seals keep everybody from truncating the file. The view lives in the same
-        // struct, which only lends it out. A HugeMemory gives out raw pointers only, and this is the only
-        // place where this crate takes one, so all access is through Regions.
-        let region = unsafe { Region::new(memory.as_ptr(), bytes) };
-        // SAFETY: as above; the part lives in the same struct, too.
-        let reachable = unsafe { region.part(0, reachable) }?;
-        Some(Self {
-            region,
-            reachable,
-            memory,
-        })
-    }
-
-    /// What READ and WRITE may reach.
-    pub(super) fn reachable(&self) -> &Region {
-        &self.reachable
-    }
-
-    pub(super) fn region(&self) -> &Region {
-        &self.region
-    }
-
-    pub(super) fn memory(&self) -> &HugeMemory {
-        &self.memory
-    }
-}
 
 /// The process at the other end of a socket.
 #[derive(Debug)]

@@ -1,0 +1,439 @@
+//! The server's end.
+
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, eventfd};
+use scalerpc_core::post::{Completion, Limits, ReadWr, WriteWr};
+use scalerpc_core::wire::Placement;
+use scalerpc_core::{Geometry, Region};
+use scalerpc_hugepage::{Backing, PagePolicy};
+
+use super::control::{Control, Parts, Rules};
+use super::device::{Host, Selection};
+use super::error::VerbsError;
+use super::failure::Failure;
+use super::lanes::{LANE_BYTES, Lanes, Reach, Remote};
+use super::nic::{Nic, Pages};
+use super::plan::{Bounds, Plan};
+use super::qp::{End, Patience};
+use super::resources::QueuePair;
+use super::setup::{JoinStep, SetupError};
+use super::shared::{Counts, News, Opening, Order, Shared};
+use super::{DRAIN_TIME, ReliabilityOptions, tcp};
+use crate::fabric::{Fabric, FabricEvent, Opened, PostError, Revocation};
+
+/// What a server can be told besides its geometry.
+#[derive(Clone, Debug)]
+pub struct ServerOptions {
+    /// Device, port, GID and MTU; what is not chosen is found.
+    pub selection: Selection,
+    /// Pages of the server's memory.
+    pub page_policy: PagePolicy,
+    /// NUMA node of the server's memory; `None` for the kernel's choice.
+    pub numa_node: Option<u32>,
+    /// Messages carry checksums even if this end's device places the bytes of a WRITE in order: for clients whose
+    /// devices do not.
+    pub checksums: bool,
+    /// When a peer that does not answer is given up.
+    pub reliability: ReliabilityOptions,
+    /// Links (client processes, as a rule) that may be open at once.
+    pub links_max: u32,
+    /// Handshakes that may be under way at once; more clients wait in the listener's backlog.
+    pub handshakes_max: u32,
+    /// Time for a client to do its next step of the handshake.
+    pub handshake_timeout: Duration,
+}
+
+impl Default for ServerOptions {
+    fn default() -> Self {
+        Self {
+            selection: Selection::default(),
+            page_policy: PagePolicy::Prefer,
+            numa_node: None,
+            checksums: false,
+            reliability: ReliabilityOptions::default(),
+            links_max: 4096,
+            handshakes_max: 64,
+            handshake_timeout: Duration::from_secs(5),
+        }
+    }
+}
+
+/// Where a server's memory is, and what its device does. See [`VerbsServer::report`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// Bytes that clients write: demand map, endpoint table, pools. Fixed.
+    pub exposed_bytes: usize,
+    /// Bytes of the send slots. Fixed.
+    pub private_bytes: usize,
+    /// Pages of the exposed memory, and why they are not what was preferred.
+    pub backing: Backing,
+    /// The device.
+    pub device: String,
+    /// Completion queues.
+    pub completion_queues: u32,
+    /// Work requests that a connection may have outstanding.
+    pub sq_depth: u32,
+    /// Bytes that go inline.
+    pub inline_max: u32,
+    /// Whether messages carry checksums, or the order of bytes is relied on.
+    pub placement: Placement,
+}
+
+/// What has happened at a server. Gauges are as of now; everything else only rises.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ServerCounters {
+    /// Gauge: links in service.
+    pub links_open: u64,
+    /// Gauge: seats that can be given out.
+    pub seats_free: u32,
+    /// Links that were put in service.
+    pub links_admitted: u64,
+    /// Handshakes that were refused, for any reason.
+    pub refused: u64,
+    /// Refusals and evictions because of something that the protocol does not allow.
+    pub violations: u64,
+    /// Handshakes that their client did not finish.
+    pub abandoned: u64,
+    /// Connections that were fenced.
+    pub fenced: u64,
+    /// Times that a port of the device went up or down.
+    pub port_events: u64,
+    /// Times that the device failed.
+    pub device_events: u64,
+}
+
+/// The server's end of the back end over verbs.
+///
+/// Dropping it ends all connections.
+#[derive(Debug)]
+pub struct VerbsServer {
+    geometry: Geometry,
+    limits: Limits,
+    report: Report,
+    address: SocketAddr,
+    lanes: Lanes,
+    /// By seat: the client's address, while there is one.
+    peers: Box<[Option<SocketAddr>]>,
+    shared: Arc<Shared>,
+    control: Option<JoinHandle<Vec<(u32, QueuePair)>>>,
+}
+
+impl VerbsServer {
+    /// Opens a device, makes the server's memory, and begins to admit clients that connect to `address` over TCP.
+    ///
+    /// # Errors
+    ///
+    /// [`SetupError`] names what failed and what helps.
+    pub fn listen(
+        address: impl ToSocketAddrs + std::fmt::Debug,
+        geometry: Geometry,
+        options: &ServerOptions,
+    ) -> Result<Self, SetupError> {
+        Self::listen_with(&Host::load()?, address, geometry, options)
+    }
+
+    /// As [`listen`](Self::listen), with devices from elsewhere.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn listen_with(
+        host: &Host,
+        address: impl ToSocketAddrs + std::fmt::Debug,
+        geometry: Geometry,
+        options: &ServerOptions,
+    ) -> Result<Self, SetupError> {
+        if options.links_max == 0 || options.handshakes_max == 0 {
+            let what = "links_max and handshakes_max must be at least 1";
+            return Err(SetupError::BadRequest { what });
+        }
+        // First the address, so that nothing large is made in vain.
+        let (listener, address) = listen_at(&tcp::resolve(address)?)?;
+        let patience = Patience::of(&options.reliability)?;
+        let nic = Nic::open(host, &options.selection, End::Server, patience)?;
+        let seats = geometry.clients_max();
+        let plan = Plan::new(&geometry, seats, Bounds::of(nic.device()));
+        let queues = nic.queues(&plan)?;
+        let inline = nic.inline_max(&queues[0], &plan)?;
+        let in_order = !options.checksums && nic.places_in_order(&queues[0], &plan)?;
+        let pages = Pages {
+            policy: options.page_policy,
+            node: options.numa_node,
+        };
+        let bytes = (
+            geometry.server_exposed_bytes(),
+            geometry.server_private_bytes(),
+        );
+        let (exposed, private) = nic.memory(bytes.0, bytes.1, pages)?;
+        let limits = limits(&plan, inline, in_order);
+        let memory = exposed.mapping().memory();
+        let report = Report {
+            exposed_bytes: memory.len(),
+            private_bytes: private.mapping().memory().len(),
+            backing: memory.backing().clone(),
+            device: nic.device().name().to_owned(),
+            completion_queues: plan.queues,
+            sq_depth: plan.sq_depth,
+            inline_max: inline,
+            placement: limits.placement,
+        };
+        let rules = Rules {
+            geometry,
+            plan,
+            inline,
+            in_order,
+            remote: Remote {
+                address: exposed.address(),
+                rkey: exposed.rkey(),
+                bytes: geometry.server_exposed_bytes() as u64,
+            },
+            links_max: options.links_max,
+            handshakes_max: options.handshakes_max,
+            handshake_timeout: options.handshake_timeout.min(super::TIMEOUT_MAX),
+        };
+        let system = |call| move |error| SetupError::system(address, JoinStep::Start, call, error);
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|errno| system("eventfd")(std::io::Error::from(errno)))?;
+        let shared = Arc::new(Shared::new(wake, seats));
+        let parts = Parts {
+            shared: Arc::clone(&shared),
+            nic: Arc::new(nic),
+            queues: queues.clone(),
+            exposed: Arc::clone(exposed.mapping()),
+        };
+        let control = Control::new(parts, rules, listener).map_err(system("epoll"))?;
+        let reach = Reach {
+            connections: seats,
+            inline_max: inline as usize,
+            sge_max: plan.sge_max,
+        };
+        let lanes = Lanes::new(geometry, reach, queues, exposed, private);
+        let control = std::thread::Builder::new()
+            .name("scalerpc-control".into())
+            .spawn(|| control.run())
+            .map_err(system("starting a thread"))?;
+        Ok(Self {
+            geometry,
+            limits,
+            report,
+            address,
+            lanes,
+            peers: (0..seats).map(|_| None).collect(),
+            shared,
+            control: Some(control),
+        })
+    }
+
+    /// The geometry that all connections share.
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// Where it listens: with the port that the system chose, if that was left to it.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// What it runs on.
+    pub fn report(&self) -> &Report {
+        &self.report
+    }
+
+    /// What has happened so far. Takes a lock: not for the data path.
+    pub fn counters(&self) -> ServerCounters {
+        let counts = &self.shared.counts;
+        ServerCounters {
+            links_open: Counts::get(&counts.links_open),
+            seats_free: self.shared.free_seats(),
+            links_admitted: Counts::get(&counts.links_admitted),
+            refused: Counts::get(&counts.refused),
+            violations: Counts::get(&counts.violations),
+            abandoned: Counts::get(&counts.abandoned),
+            fenced: Counts::get(&counts.fenced),
+            port_events: Counts::get(&counts.port_events),
+            device_events: Counts::get(&counts.device_events),
+        }
+    }
+
+    /// The last verb that failed for a client: the client is told its error number only.
+    pub fn last_error(&self) -> Option<VerbsError> {
+        self.shared.counts.last_error().clone()
+    }
+
+    /// The address of the client that has a seat; `None` if the seat is free.
+    pub fn peer(&self, seat: u32) -> Option<SocketAddr> {
+        *self.peers.get(seat as usize)?
+    }
+
+    /// The last connection that failed at this end.
+    pub fn last_failure(&self) -> Option<Failure> {
+        self.lanes.last_failure()
+    }
+
+    fn open(&mut self, opening: &Opening) -> FabricEvent {
+        if let Some(peer) = self.peers.get_mut(opening.seat as usize) {
+            *peer = Some(opening.peer);
+        }
+        self.lanes.attach(opening.seat, opening.qp, opening.remote);
+        FabricEvent::Opened(Opened {
+            seat: opening.seat,
+            owner: opening.owner,
+            ring_at: self.geometry.ring(opening.number),
+            staging_at: self.geometry.staging(opening.number),
+        })
+    }
+
+    /// Queue pairs that are drained may be destroyed, and those that failed by themselves have to be ended.
+    fn pass_on(&mut self) {
+        while let Some(seat) = self.lanes.take_failed() {
+            self.shared.order(Order::Fail(seat));
+        }
+        while let Some(seat) = self.lanes.take_drained() {
+            self.shared.order(Order::Destroy(seat));
+        }
+    }
+}
+
+/// Listens at the first address that can be had.
+fn listen_at(addresses: &[SocketAddr]) -> Result<(TcpListener, SocketAddr), SetupError> {
+    let mut last = None;
+    for &address in addresses {
+        match TcpListener::bind(address).and_then(|it| Ok((it.local_addr()?, it))) {
+            Ok((address, listener)) => return Ok((listener, address)),
+            Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {
+                last = Some(SetupError::AlreadyInUse { address });
+            }
+            Err(error) => {
+                last = Some(SetupError::system(address, JoinStep::Listen, "bind", error));
+            }
+        }
+    }
+    Err(last.unwrap_or(SetupError::BadRequest {
+        what: "no address to listen at",
+    }))
+}
+
+pub(super) fn limits(plan: &Plan, inline: u32, in_order: bool) -> Limits {
+    Limits {
+        sq_depth: plan.sq_depth,
+        sge_max: plan.sge_max,
+        inline_max: inline as usize,
+        can_revoke: false,
+        placement: match in_order {
+            true => Placement::InOrder,
+            false => Placement::AnyOrder,
+        },
+    }
+}
+
+// SAFETY: the two regions are views of mappings that the lanes own and never exchange. The device writes to exposed
+// memory what peers WRITE there and what was READ, and nothing to private memory; work requests name ranges that were
+// checked against the lengths of both ends.
+unsafe impl Fabric for VerbsServer {
+    fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    fn exposed(&self) -> &Region {
+        self.lanes.exposed()
+    }
+
+    fn private(&self) -> &Region {
+        self.lanes.private()
+    }
+
+    #[inline]
+    fn post_write(&mut self, wr: &WriteWr) -> Result<(), PostError> {
+        self.lanes.post_write(wr)
+    }
+
+    #[inline]
+    fn post_read(&mut self, wr: &ReadWr) -> Result<(), PostError> {
+        self.lanes.post_read(wr)
+    }
+
+    #[inline]
+    fn flush(&mut self) -> Option<u32> {
+        self.lanes.flush()
+    }
+
+    #[inline]
+    fn poll_completion(&mut self) -> Option<Completion> {
+        self.lanes.poll()
+    }
+
+    fn poll_event(&mut self) -> Option<FabricEvent> {
+        self.pass_on();
+        while self.shared.has_news() {
+            match self.shared.take_news()? {
+                News::Opened(opening) => return Some(self.open(&opening)),
+                News::Failed { seat, flushes } => {
+                    self.lanes.set_down(seat);
+                    if !flushes || !self.lanes.drain(seat) {
+                        self.lanes.give_up(seat);
+                    }
+                    self.pass_on();
+                }
+                News::Destroyed(connection) => return Some(FabricEvent::Gone { connection }),
+            }
+        }
+        None
+    }
+
+    /// There is no way to take a zone from a client but to end its connection.
+    fn revoke_all(&mut self, _: &mut [Revocation]) {}
+
+    fn close(&mut self, connection: u32) {
+        self.lanes.set_down(connection);
+        self.shared.order(Order::Fail(connection));
+    }
+
+    fn bytes_per_connection(&self) -> usize {
+        let entries = self.report.sq_depth as usize + 1;
+        // A completion takes 64 bytes in most devices' queues.
+        LANE_BYTES + size_of::<Option<SocketAddr>>() + entries * 64
+    }
+
+    fn release(&mut self, seat: u32) {
+        if let Some(peer) = self.peers.get_mut(seat as usize) {
+            if peer.take().is_some() {
+                self.lanes.detach(seat);
+                self.shared.give_back([seat]);
+            }
+        }
+    }
+}
+
+impl Drop for VerbsServer {
+    fn drop(&mut self) {
+        self.shared.stop();
+        let Some(control) = self.control.take() else {
+            return;
+        };
+        // A panic of the thread has been reported already; it has destroyed the queue pairs.
+        let pairs = control.join().unwrap_or_default();
+        drain(&mut self.lanes, pairs.iter().map(|(seat, _)| *seat));
+        drop(pairs);
+    }
+}
+
+/// Waits until the queue pairs of these connections, all of them in ERR, have flushed what they had to do; but not for
+/// ever.
+pub(super) fn drain(lanes: &mut Lanes, connections: impl Iterator<Item = u32> + Clone) {
+    for connection in connections.clone() {
+        lanes.set_down(connection);
+        if !lanes.drain(connection) {
+            lanes.give_up(connection);
+        }
+    }
+    let until = Instant::now() + DRAIN_TIME;
+    while !connections.clone().all(|it| lanes.is_over(it)) && Instant::now() < until {
+        if lanes.poll().is_none() {
+            std::thread::yield_now();
+        }
+    }
+}

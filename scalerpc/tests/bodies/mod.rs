@@ -1,0 +1,273 @@
+//! Calls between threads: what holds for every back end, once for all of them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use scalerpc::{CallError, Client, ClientSet, Counters, Request, Server, ServerBuilder, Status};
+use scalerpc_driver::Fabric;
+
+const ECHO: u16 = 1;
+const SUM: u16 = 2;
+
+pub fn handler(request: Request<'_>, response: &mut [u8]) -> Result<usize, Status> {
+    match request.method {
+        ECHO => {
+            response[..request.bytes.len()].copy_from_slice(request.bytes);
+            Ok(request.bytes.len())
+        }
+        SUM => {
+            let sum: u64 = request.bytes.iter().map(|&byte| u64::from(byte)).sum();
+            response[..8].copy_from_slice(&sum.to_le_bytes());
+            Ok(8)
+        }
+        3 => Ok(response.len() + 1),
+        4 => Err(Status::application(7)),
+        _ => Err(Status::UNKNOWN_METHOD),
+    }
+}
+
+/// A back end under test.
+pub trait BackEnd {
+    type ServerEnd: Fabric + Send + 'static;
+    type ClientEnd: Fabric;
+    /// Where a server is.
+    type Place: Clone + Send + 'static;
+    /// Calls that a test makes: so many times fewer.
+    const SLOWER: u64;
+
+    fn listen(builder: ServerBuilder) -> (Server<Self::ServerEnd>, Self::Place);
+    fn connect(place: &Self::Place, connections: u32) -> ClientSet<Self::ClientEnd>;
+    fn client(place: &Self::Place) -> Client<Self::ClientEnd>;
+}
+
+/// A server that runs on a thread of its own.
+pub struct Running<B: BackEnd> {
+    pub place: B::Place,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<Counters>>,
+}
+
+impl<B: BackEnd> Running<B> {
+    pub fn start(builder: ServerBuilder) -> Self {
+        let (mut server, place) = B::listen(builder);
+        let stop = Arc::new(AtomicBool::new(false));
+        let flag = stop.clone();
+        let thread = std::thread::spawn(move || {
+            server.run(&flag, &mut handler);
+            server.counters()
+        });
+        Self {
+            place,
+            stop,
+            thread: Some(thread),
+        }
+    }
+
+    pub fn client(&self) -> Client<B::ClientEnd> {
+        B::client(&self.place)
+    }
+
+    pub fn connect(&self, connections: u32) -> ClientSet<B::ClientEnd> {
+        B::connect(&self.place, connections)
+    }
+
+    pub fn stop(mut self) -> Counters {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.take().unwrap().join().unwrap()
+    }
+}
+
+/// A server that a failed test leaves ends with it.
+impl<B: BackEnd> Drop for Running<B> {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Makes a test of each body, for one back end.
+macro_rules! tests {
+    ($back_end:ty, $attribute:tt; $($body:ident)*) => {
+        $(
+            #[test]
+            #$attribute
+            fn $body() {
+                bodies::$body::<$back_end>();
+            }
+        )*
+    };
+}
+pub(crate) use tests;
+
+pub fn a_lone_client_gets_its_answers_without_any_switch<B: BackEnd>() {
+    let running = Running::<B>::start(Server::builder().clients_max(4));
+    let mut client = running.client();
+    let calls = 20_000 / B::SLOWER;
+    for i in 0..calls {
+        assert_eq!(
+            client.call(ECHO, &i.to_le_bytes()).unwrap(),
+            i.to_le_bytes()
+        );
+    }
+    let counters = running.stop();
+    assert_eq!(counters.calls, calls);
+    assert_eq!(counters.switches, 0);
+    assert_eq!(counters.staged_calls, 1, "only the first call is fetched");
+}
+
+pub fn every_size_travels_unchanged_and_larger_ones_are_refused_before_they_are_sent<B: BackEnd>() {
+    let running = Running::<B>::start(
+        Server::builder()
+            .request_max_bytes(300)
+            .response_max_bytes(300),
+    );
+    let mut client = running.client();
+    for len in (0..=300)
+        .step_by(B::SLOWER.min(7) as usize)
+        .chain((0..=300).rev().step_by(B::SLOWER.min(3) as usize))
+    {
+        let request: Vec<u8> = (0..len).map(|i| (i * 7 + len) as u8).collect();
+        assert_eq!(client.call(ECHO, &request).unwrap(), request);
+    }
+    assert_eq!(
+        client.call(ECHO, &[0; 301]),
+        Err(CallError::TooLarge { max: 300 })
+    );
+    assert_eq!(client.outstanding(), 0);
+    assert_eq!(
+        client.call(9, b""),
+        Err(CallError::Status(Status::UNKNOWN_METHOD))
+    );
+    assert_eq!(
+        client.call(3, b""),
+        Err(CallError::Status(Status::RESPONSE_TOO_LARGE))
+    );
+    assert_eq!(
+        client.call(4, b""),
+        Err(CallError::Status(Status::application(7)))
+    );
+    assert_eq!(client.call(SUM, &[1, 2, 3]).unwrap(), 6_u64.to_le_bytes());
+    assert_eq!(running.stop().violations, 0);
+}
+
+pub fn many_connections_of_many_threads_all_get_their_own_answers<B: BackEnd>() {
+    let running = Running::<B>::start(
+        Server::builder()
+            .clients_max(240)
+            .group_size(20)
+            .window(4)
+            .request_max_bytes(64),
+    );
+    let calls = 100 / B::SLOWER.min(10);
+    let threads: Vec<_> = (0..3_u32)
+        .map(|thread| {
+            let place = running.place.clone();
+            std::thread::spawn(move || {
+                let mut set = B::connect(&place, 80);
+                let mut sent = vec![0_u64; 80];
+                let mut ended = vec![0_u64; 80];
+                let mut wrong = 0;
+                while ended.iter().sum::<u64>() < 80 * calls {
+                    for conn in 0..80_u32 {
+                        while sent[conn as usize] < calls {
+                            let value = [u64::from(thread), u64::from(conn), sent[conn as usize]];
+                            let bytes: Vec<u8> =
+                                value.iter().flat_map(|word| word.to_le_bytes()).collect();
+                            match set.call_async(conn, ECHO, &bytes) {
+                                Ok(_) => sent[conn as usize] += 1,
+                                Err(CallError::WindowFull) => break,
+                                Err(error) => panic!("{error}"),
+                            }
+                        }
+                    }
+                    let mut found = false;
+                    while let Some(completion) = set.poll_completion() {
+                        found = true;
+                        let conn = completion.connection as usize;
+                        let value = [u64::from(thread), conn as u64, ended[conn]];
+                        let bytes: Vec<u8> =
+                            value.iter().flat_map(|word| word.to_le_bytes()).collect();
+                        wrong += u64::from(completion.result != Ok(&bytes[..]));
+                        ended[conn] += 1;
+                    }
+                    if !found {
+                        std::thread::yield_now();
+                    }
+                }
+                wrong
+            })
+        })
+        .collect();
+    for thread in threads {
+        assert_eq!(thread.join().unwrap(), 0);
+    }
+    let counters = running.stop();
+    assert_eq!(counters.calls, 3 * 80 * calls);
+    assert!(counters.switches > 0, "{counters:?}");
+    assert!(
+        counters.direct_writes > 0 && counters.staged_calls > 0,
+        "{counters:?}"
+    );
+    assert_eq!(counters.opened, 240);
+}
+
+pub fn a_call_that_times_out_does_not_spoil_the_next_one<B: BackEnd>() {
+    let running = Running::<B>::start(Server::builder());
+    let mut set = running.connect(1);
+    let late = set.call(0, ECHO, b"late", Duration::ZERO);
+    assert!(matches!(late, Err(CallError::TimedOut) | Ok(b"late")));
+    let first = set.call_async(0, ECHO, b"first").unwrap();
+    assert!(set.cancel(0, first));
+    assert!(!set.cancel(0, first));
+    let second = set
+        .call(0, ECHO, b"second", Duration::from_secs(5))
+        .unwrap();
+    assert_eq!(second, b"second");
+    assert_eq!(running.stop().violations, 0);
+}
+
+pub fn completions_of_other_calls_survive_a_call_that_waits<B: BackEnd>() {
+    let running = Running::<B>::start(Server::builder());
+    let mut client = running.client();
+    let accepted = client
+        .call_batch([(ECHO, &b"a"[..]), (ECHO, b"b")])
+        .unwrap();
+    assert_eq!(accepted.count, 2);
+    assert_eq!(client.call(ECHO, b"c").unwrap(), b"c");
+    for (call, bytes) in [(accepted.first.0, b"a"), (accepted.first.0 + 1, b"b")] {
+        let completion = client.poll_completion().unwrap();
+        assert_eq!(completion.call.0, call);
+        assert_eq!(completion.result, Ok(&bytes[..]));
+    }
+    assert!(client.poll_completion().is_none());
+    running.stop();
+}
+
+pub fn when_the_server_goes_calls_end_and_say_whether_they_ran<B: BackEnd>() {
+    let running = Running::<B>::start(Server::builder().window(4));
+    let mut client = running.client();
+    client.call(ECHO, b"x").unwrap();
+    running.stop();
+    client.set_timeout(Duration::from_secs(20));
+    let ended = client.call(ECHO, b"y");
+    assert!(
+        matches!(ended, Err(CallError::Unknown | CallError::NotSent)),
+        "{ended:?}"
+    );
+    assert_eq!(client.call(ECHO, b"z"), Err(CallError::NotSent));
+}
+
+pub fn a_call_that_waits_asks_by_the_clock_whether_the_server_is_there<B: BackEnd>() {
+    let running = Running::<B>::start(Server::builder());
+    let mut set = running.connect(1);
+    // However few polls the machine's load allows.
+    set.set_polls_per_check(u32::MAX);
+    set.call(0, ECHO, b"x", Duration::from_secs(60)).unwrap();
+    running.stop();
+    let ended = set.call(0, ECHO, b"y", Duration::from_secs(60));
+    assert!(
+        matches!(ended, Err(CallError::Unknown | CallError::NotSent)),
+        "{ended:?}"
+    );
+}
