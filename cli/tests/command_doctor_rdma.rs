@@ -62,6 +62,7 @@ fn everything_works() {
             "128 READs at once",
             "ok WRITE from the port to itself: ",
             "ok byte order not promised by the device",
+            " were made and answered, in ",
             "ok also there rxe1 port 1, GID 1 (RoCE v2, ::ffff:10.77.0.2), MTU 4096",
         ],
     );

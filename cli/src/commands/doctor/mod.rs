@@ -3,6 +3,7 @@
 mod finding;
 mod rdma;
 mod shm;
+mod trial;
 #[cfg(feature = "verbs")]
 mod verbs;
 

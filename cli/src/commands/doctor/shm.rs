@@ -1,14 +1,14 @@
 //! What shared memory needs: sealed memory, hugepages if possible, sockets, and to notice that a process is gone.
 
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::process::{PidfdFlags, Resource, getpid, getrlimit, pidfd_open};
-use scalerpc::{Client, Geometry, GeometryConfig, PagePolicy, Request, Server};
+use scalerpc::{Client, Geometry, GeometryConfig, PagePolicy, Server};
 use scalerpc_hugepage::{HugeMemory, HugepagePool, MemoryError, hugepage_pool};
 
 use super::finding::Findings;
+use super::trial;
 use crate::options;
 use crate::report::{self, grouped};
 
@@ -20,11 +20,6 @@ const KERNEL_PEER_PIDFD: (u32, u32) = (6, 5);
 const FILES_MIN: u64 = 64;
 /// With this many there is room for some hundred client processes.
 const FILES_WISHED: u64 = 1024;
-/// Most calls of the trial.
-const CALLS: usize = 200;
-/// No more calls are made after this time, on a machine that is busy.
-const CALLS_TIME: Duration = Duration::from_millis(300);
-
 pub(super) fn check() -> Findings {
     let mut findings = Findings::default();
     let version = kernel(&mut findings);
@@ -183,60 +178,15 @@ fn calls(findings: &mut Findings) {
             return findings.fail("calls", found, fix);
         }
     };
-    match shortest_call(&dir.path().join("s")) {
-        Ok((calls, time)) => findings.ok(
-            "calls",
-            format!(
-                "{calls} were made and answered, in {:.1} us at best",
-                time.as_secs_f64() * 1e6
-            ),
-        ),
-        Err(error) => findings.fail("calls", error, None),
-    }
+    trial::tell(findings, shortest_call(&dir.path().join("s")));
 }
 
-/// How many calls were made, and the shortest time.
 fn shortest_call(socket: &Path) -> Result<(usize, Duration), String> {
     let builder = Server::builder()
         .clients_max(2)
         .page_policy(PagePolicy::Never);
-    let mut server = builder.listen(socket).map_err(|error| error.to_string())?;
-    let stop = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            server.run(&stop, &mut |request: Request<'_>, response: &mut [u8]| {
-                let bytes = request.bytes.len();
-                response[..bytes].copy_from_slice(request.bytes);
-                Ok(bytes)
-            });
-        });
-        let shortest = call_often(socket);
-        // Ordering: the flag carries nothing else.
-        stop.store(true, Ordering::Relaxed);
-        shortest
-    })
-}
-
-fn call_often(socket: &Path) -> Result<(usize, Duration), String> {
-    let mut client = Client::connect(socket).map_err(|error| error.to_string())?;
-    let mut shortest = Duration::MAX;
-    let mut calls = 0;
-    let began = Instant::now();
-    while calls < CALLS && (calls == 0 || began.elapsed() < CALLS_TIME) {
-        let request = calls.to_ne_bytes();
-        let started = Instant::now();
-        let answer = client
-            .call(1, &request)
-            .map_err(|error| error.to_string())?;
-        shortest = shortest.min(started.elapsed());
-        if answer != request {
-            return Err(format!(
-                "call {calls} was answered wrongly: please report this"
-            ));
-        }
-        calls += 1;
-    }
-    Ok((calls, shortest))
+    let server = builder.listen(socket).map_err(|error| error.to_string())?;
+    trial::shortest_call(server, || Client::connect(socket))
 }
 
 #[cfg(test)]

@@ -1,10 +1,15 @@
 //! What libibverbs and a device say, and whether the device does what they say.
 
+use std::time::Duration;
+
+use scalerpc::{Client, PagePolicy, Server};
 use scalerpc_driver::verbs::{
-    GidKind, Host, LinkLayer, NoDevice, OpenDevice, Selection, VerbsError,
+    ClientOptions, GidKind, Host, LinkLayer, NoDevice, OpenDevice, Selection, ServerOptions,
+    VerbsError,
 };
 
 use super::finding::Findings;
+use super::trial;
 use crate::report::grouped;
 
 pub(super) fn check(findings: &mut Findings, selection: &Selection) {
@@ -34,7 +39,9 @@ pub(super) fn check(findings: &mut Findings, selection: &Selection) {
     }
     port(findings, &device);
     limits(findings, &device);
-    trial(findings, &device);
+    if writes(findings, &device) {
+        trial::tell(findings, shortest_call(selection, &device));
+    }
     others(findings, &host, selection, &device);
 }
 
@@ -110,10 +117,14 @@ fn limits(findings: &mut Findings, device: &OpenDevice) {
     findings.ok("limits", found);
 }
 
-fn trial(findings: &mut Findings, device: &OpenDevice) {
+/// True if the device can be used at all.
+fn writes(findings: &mut Findings, device: &OpenDevice) -> bool {
     let trial = match device.try_out() {
         Ok(trial) => trial,
-        Err(error) => return findings.fail("WRITE", error, None),
+        Err(error) => {
+            findings.fail("WRITE", error, None);
+            return false;
+        }
     };
     let took = trial.write.as_secs_f64() * 1e6;
     findings.ok(
@@ -126,6 +137,31 @@ fn trial(findings: &mut Findings, device: &OpenDevice) {
         "not promised by the device: each message carries a CRC-32C and is known by that"
     };
     findings.ok("byte order", found);
+    true
+}
+
+/// Calls a server in this process through the device.
+fn shortest_call(selection: &Selection, device: &OpenDevice) -> Result<(usize, Duration), String> {
+    let selection = Selection {
+        device: Some(device.name().to_owned()),
+        port: Some(device.port().number()),
+        ..selection.clone()
+    };
+    let server = ServerOptions {
+        selection: selection.clone(),
+        page_policy: PagePolicy::Never,
+        ..ServerOptions::default()
+    };
+    let client = ClientOptions {
+        selection,
+        page_policy: PagePolicy::Never,
+        ..ClientOptions::default()
+    };
+    let builder = Server::builder().clients_max(2);
+    let server = builder.listen_verbs("127.0.0.1:0", &server);
+    let server = server.map_err(|error| error.to_string())?;
+    let address = server.fabric().local_addr();
+    trial::shortest_call(server, || Client::connect_verbs(address, &client))
 }
 
 /// The devices that were not needed.
