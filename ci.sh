@@ -434,10 +434,13 @@ step_package() {
 
 # verbs_test FLAG...: tests with the feature verbs, of all members that have it.
 verbs_test() {
-    local name
+    local name which=()
     if need_verbs "$step"; then
         for name in $(members_with_verbs); do
-            cargo_test "$@" -p "$name" --all-features
+            which=()
+            # Its other tests take minutes, and are about shared memory.
+            [[ $name != scalerpc-cli ]] || which=(--bins --test command_doctor)
+            cargo_test "$@" -p "$name" --all-features "${which[@]}"
         done
     fi
 }
@@ -470,6 +473,9 @@ step_vm() {
     need ib_write_lat perftest
     count_tests ci/soft-roce-vm -H 16 -t 300 ci/vm-smoke.sh
     vm_cargo_test "-H 64" -p scalerpc-hugepage --test hugepages
+    if need_verbs "the doctor"; then
+        vm_cargo_test "-H 16" -p scalerpc-cli --features verbs --test command_doctor_rdma -- --include-ignored
+    fi
 }
 
 step_loom() {

@@ -1,4 +1,4 @@
-//! The command `scalerpc`: a demo, a server, a client and a benchmark.
+//! The command `scalerpc`: a demo, a server, a client, a benchmark, and a check of the machine.
 
 mod commands;
 mod fleet;
@@ -23,7 +23,7 @@ use commands::Verdict;
 /// RPC that does not slow down as clients are added, shown on a metadata server
 ///
 /// Clients ask a server for the metadata of a real directory tree, over shared memory on this host.
-/// Start with `scalerpc demo`.
+/// Start with `scalerpc demo`; `scalerpc doctor` says what this machine can do.
 #[derive(Parser)]
 #[command(name = "scalerpc", version, after_help = EXIT_CODES, max_term_width = 100)]
 struct Cli {
@@ -37,6 +37,7 @@ enum Command {
     Serve(commands::serve::Serve),
     Call(commands::call::Call),
     Bench(commands::bench::Bench),
+    Doctor(commands::doctor::Doctor),
 }
 
 /// What every command's help ends with.
@@ -55,6 +56,7 @@ fn main() -> ExitCode {
         Command::Serve(serve) => serve.run(),
         Command::Call(call) => call.run(),
         Command::Bench(bench) => bench.run(),
+        Command::Doctor(doctor) => doctor.run(),
     };
     match verdict {
         Ok(Verdict::Good) => ExitCode::SUCCESS,

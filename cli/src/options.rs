@@ -135,6 +135,55 @@ pub(crate) struct LoadArgs {
     pub(crate) seed: u64,
 }
 
+/// Which RDMA device, port and GID to use.
+#[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "RDMA")]
+pub(crate) struct VerbsArgs {
+    /// The device, such as mlx5_0; by default the first that has a usable port
+    #[arg(long, value_name = "NAME")]
+    device: Option<String>,
+    /// The device's port; by default the first that is active
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
+    port: Option<u8>,
+    /// Index in the port's table of GIDs; by default a RoCE v2 one that can be routed
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=255))]
+    gid_index: Option<u32>,
+    /// Largest payload of a packet, 256 to 4096; by default the port's
+    #[arg(long, value_name = "BYTES", value_parser = mtu)]
+    mtu: Option<u32>,
+}
+
+impl VerbsArgs {
+    /// True if any of them was given: then RDMA is wanted.
+    pub(crate) fn is_given(&self) -> bool {
+        let Self {
+            device,
+            port,
+            gid_index,
+            mtu,
+        } = self;
+        device.is_some() || port.is_some() || gid_index.is_some() || mtu.is_some()
+    }
+
+    /// What the library wants.
+    #[cfg(feature = "verbs")]
+    pub(crate) fn selection(&self) -> scalerpc_driver::verbs::Selection {
+        scalerpc_driver::verbs::Selection {
+            device: self.device.clone(),
+            port: self.port,
+            gid_index: self.gid_index,
+            mtu: self.mtu.and_then(scalerpc_driver::verbs::Mtu::from_bytes),
+        }
+    }
+}
+
+fn mtu(text: &str) -> Result<u32, String> {
+    match text.parse() {
+        Ok(bytes @ (256 | 512 | 1024 | 2048 | 4096)) => Ok(bytes),
+        _ => Err("must be 256, 512, 1024, 2048 or 4096".to_owned()),
+    }
+}
+
 fn seconds(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text
         .parse()

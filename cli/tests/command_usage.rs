@@ -117,6 +117,7 @@ fn help_says_how_and_names_the_exit_codes() {
         &["demo", "--help"],
         &["serve", "--help"],
         &["call", "--help"],
+        &["doctor", "--help"],
     ] {
         let done = run(args);
         assert_eq!(done.code(), 0);

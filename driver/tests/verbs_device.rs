@@ -478,19 +478,31 @@ fn no_device_says_why() {
 
 #[test]
 fn devices_that_may_not_be_opened_are_a_matter_of_permission() {
-    let root = tempfile::tempdir().unwrap();
-    let uverbs = root.path().join("dev/infiniband/uverbs0");
-    std::fs::create_dir_all(&uverbs).unwrap();
-    let fake = Fake::new(two_by_two());
-    fake.fail(Which::All("ibv_open_device"), libc::EACCES);
-    let error = fake
-        .host_at(root.path())
-        .open(&Selection::default())
-        .unwrap_err();
-    let VerbsError::NoDevice(NoDevice::NotPermitted { devices, files }) = &error else {
-        panic!("{error}")
-    };
-    assert_eq!((devices.len(), files.as_slice()), (2, &[uverbs][..]));
+    // The library answers with ENOENT when it was denied access.
+    for errno in [libc::EACCES, libc::EPERM, libc::ENOENT] {
+        let root = tempfile::tempdir().unwrap();
+        let dev = root.path().join("dev/infiniband");
+        let fake = Fake::new(two_by_two());
+        fake.fail(Which::All("ibv_open_device"), errno);
+        let open = || {
+            fake.host_at(root.path())
+                .open(&Selection::default())
+                .unwrap_err()
+        };
+        let error = open();
+        assert!(
+            matches!(&error, VerbsError::NoDevice(NoDevice::NoFiles { devices, .. }) if devices.len() == 2)
+        );
+        std::fs::create_dir_all(dev.join("uverbs0")).unwrap();
+        let error = open();
+        let VerbsError::NoDevice(NoDevice::NotPermitted { files, .. }) = &error else {
+            panic!("{error}")
+        };
+        assert_eq!(files, &[dev.join("uverbs0")]);
+        // Then it is something else.
+        std::fs::write(dev.join("uverbs1"), "").unwrap();
+        assert!(matches!(open(), VerbsError::NoUsablePort(reasons) if reasons.len() == 2));
+    }
 }
 
 // --- Errors ---------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 pub(crate) mod bench;
 pub(crate) mod call;
 pub(crate) mod demo;
+pub(crate) mod doctor;
 pub(crate) mod serve;
 
 /// How a command that did its work ended.

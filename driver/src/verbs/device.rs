@@ -127,24 +127,21 @@ impl Host {
 
     /// Why there is nothing to use, where every device or port was passed over for a reason.
     fn none_usable(&self, list: &DeviceList, mut skipped: Vec<Skipped>) -> VerbsError {
-        let forbidden = |skipped: &Skipped| {
+        // The library says ENOENT for a file that may not be opened, too: it goes on to look for others.
+        let no_file = |skipped: &Skipped| {
             matches!(
                 skipped.why,
                 VerbsError::Failed {
                     step: Step::Open,
-                    errno: Errno(libc::EACCES | libc::EPERM),
+                    errno: Errno(libc::EACCES | libc::EPERM | libc::ENOENT),
                     ..
                 }
             )
         };
-        if !skipped.is_empty() && skipped.iter().all(forbidden) {
-            let files = host::uverbs_files(&self.dev);
-            let closed = files.iter().filter(|file| !host::can_open(file)).cloned();
-            let closed: Vec<_> = closed.collect();
-            return VerbsError::NoDevice(NoDevice::NotPermitted {
-                devices: list.names(),
-                files: if closed.is_empty() { files } else { closed },
-            });
+        if !skipped.is_empty() && skipped.iter().all(no_file) {
+            if let Some(why) = self.why_no_file(list.names()) {
+                return why.into();
+            }
         }
         match skipped.len() {
             1 => skipped.remove(0).why,
@@ -173,17 +170,21 @@ impl Host {
                 sysfs: self.sys.join("class/infiniband"),
             };
         }
+        self.why_no_file(devices.clone())
+            .unwrap_or(NoDevice::NoProvider { devices })
+    }
+
+    /// What is wrong with the devices' files; `None` if this process may open some.
+    fn why_no_file(&self, devices: Vec<String>) -> Option<NoDevice> {
         let files = host::uverbs_files(&self.dev);
         if files.is_empty() {
-            return NoDevice::NoFiles {
+            return Some(NoDevice::NoFiles {
                 devices,
                 missing: self.dev.join("infiniband/uverbs*"),
-            };
+            });
         }
-        if files.iter().any(|file| host::can_open(file)) {
-            return NoDevice::NoProvider { devices };
-        }
-        NoDevice::NotPermitted { devices, files }
+        let closed = !files.iter().any(|file| host::can_open(file));
+        closed.then_some(NoDevice::NotPermitted { devices, files })
     }
 
     /// Opens a device. `None` if no port of it will do; why is in `skipped` then.

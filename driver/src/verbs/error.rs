@@ -300,7 +300,10 @@ impl VerbsError {
         lock: MemoryLock,
     ) -> Self {
         match lock.limit_bytes {
-            Some(limit_bytes) if errno.0 == libc::ENOMEM && !lock.allows(wanted_bytes) => {
+            // EPERM is the kernel's answer to a limit of 0.
+            Some(limit_bytes)
+                if matches!(errno.0, libc::ENOMEM | libc::EPERM) && !lock.allows(wanted_bytes) =>
+            {
                 Self::Memlock {
                     step,
                     verb,
@@ -324,7 +327,7 @@ fn ulimit_kib(wanted: u64, pinned: u64) -> u64 {
 /// What to do about a verb that failed so in this step.
 fn remedy(step: Step, errno: Errno) -> &'static str {
     match (step, errno.0) {
-        (_, libc::EACCES | libc::EPERM) => {
+        (Step::Open, libc::EACCES | libc::EPERM) => {
             "this user needs read and write access to /dev/infiniband/uverbs*"
         }
         (_, libc::EMFILE) => "this process has too many open files: raise `ulimit -n`",
@@ -332,8 +335,8 @@ fn remedy(step: Step, errno: Errno) -> &'static str {
             "the device is gone or is being reset: see dmesg, or choose another with --device"
         }
         (Step::Open, libc::ENOENT) => {
-            "its file /dev/infiniband/uverbs* is missing: load ib_uverbs, or \
-            give it to the container"
+            "its file /dev/infiniband/uverbs* is missing or may not be opened: load ib_uverbs, give it to the container, \
+             or allow this user to read and write it"
         }
         (Step::Rtr, libc::EINVAL) => {
             "the two ends do not fit: compare link layer, GID type and MTU on both (--gid-index, --mtu)"
@@ -496,6 +499,15 @@ mod tests {
             "ibv_reg_mr failed in step `register memory` on mlx5_0: ENOMEM (12, Cannot allocate memory); it needs \
              1048576 bytes of locked memory, RLIMIT_MEMLOCK is 65536 and 4096 are in use: raise it (`ulimit -l 1028` as \
              root, `LimitMEMLOCK=infinity` in a systemd unit, or /etc/security/limits.conf)"
+        );
+        let none = MemoryLock {
+            limit_bytes: Some(0),
+            ..lock
+        };
+        let error_of_none = error(libc::EPERM, 1, none);
+        assert!(
+            matches!(error_of_none, VerbsError::Memlock { limit_bytes: 0, .. }),
+            "{error_of_none}"
         );
         let exempt = MemoryLock {
             exempt: true,
