@@ -1,6 +1,6 @@
 //! Calls over real queue pairs. They need two soft-RoCE devices in a network of their own, as `ci/soft-roce-vm` has
 //! them: rxe0 at 10.77.0.1 and rxe1 at 10.77.0.2.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::panic, clippy::unwrap_used)]
 
 mod bodies;
 mod verbs_faults;
@@ -185,4 +185,23 @@ fn the_smaller_mtu_of_the_two_ends_is_used() {
         }
     }
     assert_eq!(running.stop().violations, 0);
+}
+
+#[test]
+#[ignore = "needs soft-RoCE"]
+fn the_device_is_that_of_the_address_unless_another_is_chosen() {
+    let device = |address: &str, options: &ServerOptions| {
+        let server = Server::builder().listen_verbs(address, options).unwrap();
+        server.fabric().report().device.clone()
+    };
+    let unasked = ServerOptions::default();
+    for (address, expected) in [
+        ("10.77.0.1:0", "rxe0"),
+        ("10.77.0.2:0", "rxe1"),
+        ("0.0.0.0:0", "rxe0"),
+        ("127.0.0.1:0", "rxe0"),
+    ] {
+        assert_eq!(device(address, &unasked), expected, "{address}");
+    }
+    assert_eq!(device("10.77.0.2:0", &server_on("rxe0")), "rxe0");
 }

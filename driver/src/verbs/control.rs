@@ -510,3 +510,14 @@ impl Control {
         left
     }
 }
+
+/// If this thread panics, the data thread goes on to use the queue pairs: then they are never destroyed.
+impl Drop for Control {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            for slot in &mut self.seats {
+                std::mem::forget(slot.take());
+            }
+        }
+    }
+}

@@ -1,7 +1,7 @@
 //! The client's side of the handshake.
 
 use std::io;
-use std::net::{SocketAddr, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -49,7 +49,13 @@ pub(super) fn dial(
     }
     let patience = Patience::of(&options.reliability)?;
     let mut dialog = Dialog::open(addresses, connections, options.timeout)?;
-    let nic = Nic::open(host, &options.selection, End::Client, patience)?;
+    let nic = Nic::open(
+        host,
+        &options.selection,
+        dialog.own_address(),
+        End::Client,
+        patience,
+    )?;
     let offer = dialog.greet(&nic)?;
     let broken = |what| SetupError::Protocol {
         address: dialog.address,
@@ -192,6 +198,12 @@ impl Dialog {
             SetupError::system(address, JoinStep::Connect, "setsockopt", source)
         })?;
         Ok(stream)
+    }
+
+    /// This end's address in the network over which the server was reached.
+    fn own_address(&self) -> IpAddr {
+        let address = self.stream.local_addr();
+        address.map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |address| address.ip())
     }
 
     fn send(&mut self, packet: &Packet) -> Result<(), SetupError> {

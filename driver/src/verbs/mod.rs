@@ -28,6 +28,7 @@ mod failure;
 mod gid;
 mod lanes;
 mod mtu;
+mod near;
 mod nic;
 mod packet;
 mod plan;

@@ -2,6 +2,7 @@
 
 use std::ffi::c_uint;
 use std::fmt::Display;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use rdma_core_sys::{
@@ -13,6 +14,7 @@ use scalerpc_hugepage::{HugeMemory, MemoryError, PagePolicy};
 use super::device::{Host, OpenDevice, Selection};
 use super::errno::Errno;
 use super::error::{Step, VerbsError};
+use super::near;
 use super::plan::{INLINE_WANTED, Plan};
 use super::qp::{self, End, Pairing, Patience, Route};
 use super::resources::{CompletionQueue, Domain, QueuePair, Registration};
@@ -43,13 +45,15 @@ pub(super) struct Pages {
 }
 
 impl Nic {
+    /// `address` is this end's in the network over which it is set up.
     pub(super) fn open(
         host: &Host,
         selection: &Selection,
+        address: IpAddr,
         end: End,
         patience: Patience,
     ) -> Result<Self, VerbsError> {
-        let device = host.open(selection)?;
+        let device = near::open(host, selection, address)?;
         survive_forks(device.context().verbs());
         let domain = Domain::new(device.context()).map_err(|errno| {
             let place = device.place();

@@ -154,7 +154,13 @@ impl VerbsServer {
         // First the address, so that nothing large is made in vain.
         let (listener, address) = listen_at(&tcp::resolve(address)?)?;
         let patience = Patience::of(&options.reliability)?;
-        let nic = Nic::open(host, &options.selection, End::Server, patience)?;
+        let nic = Nic::open(
+            host,
+            &options.selection,
+            address.ip(),
+            End::Server,
+            patience,
+        )?;
         let seats = geometry.clients_max();
         let plan = Plan::new(&geometry, seats, Bounds::of(nic.device()));
         let queues = nic.queues(&plan)?;
