@@ -9,7 +9,9 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use bodies::BackEnd;
-use scalerpc::verbs::{ClientOptions, Mtu, Selection, ServerOptions, VerbsClient, VerbsServer};
+use scalerpc::verbs::{
+    ClientOptions, Mtu, ReliabilityOptions, Selection, ServerOptions, VerbsClient, VerbsServer,
+};
 use scalerpc::{CallError, Client, ClientSet, Server, ServerBuilder};
 
 const ECHO: u16 = 1;
@@ -26,9 +28,16 @@ fn on(device: &str) -> Selection {
     }
 }
 
+/// Two seconds: an emulated processor is slow, and stops now and then.
+const PATIENT: ReliabilityOptions = ReliabilityOptions {
+    timeout: 16,
+    retries: 6,
+};
+
 fn server_on(device: &str) -> ServerOptions {
     ServerOptions {
         selection: on(device),
+        reliability: PATIENT,
         handshake_timeout: Duration::from_secs(30),
         ..ServerOptions::default()
     }
@@ -37,6 +46,7 @@ fn server_on(device: &str) -> ServerOptions {
 fn client_on(device: &str) -> ClientOptions {
     ClientOptions {
         selection: on(device),
+        reliability: PATIENT,
         timeout: Duration::from_secs(30),
         ..ClientOptions::default()
     }

@@ -111,7 +111,7 @@ pub(super) struct Seat {
 
 pub(super) struct Control {
     pub(super) shared: Arc<Shared>,
-    pub(super) nic: Arc<Nic>,
+    pub(super) nic: Nic,
     pub(super) queues: Box<[Arc<CompletionQueue>]>,
     exposed: Arc<Mapping>,
     pub(super) rules: Rules,
@@ -130,7 +130,7 @@ pub(super) struct Control {
 /// What the control thread works with.
 pub(super) struct Parts {
     pub(super) shared: Arc<Shared>,
-    pub(super) nic: Arc<Nic>,
+    pub(super) nic: Nic,
     pub(super) queues: Box<[Arc<CompletionQueue>]>,
     pub(super) exposed: Arc<Mapping>,
 }

@@ -231,7 +231,11 @@ fn packets_are_lost_and_late_but_no_call() {
         drop(set);
         let counters = running.stop();
         shell("tc -s qdisc show dev h0; tc qdisc del dev h0 root; tc qdisc del dev h1 root");
-        assert_eq!((counters.calls, counters.failures), (200, 0), "{fault}");
+        assert_eq!(
+            (counters.calls, counters.failures),
+            (200, 0),
+            "{fault} {counters:?}"
+        );
     }
 }
 
