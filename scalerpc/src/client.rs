@@ -17,8 +17,8 @@ pub struct Client<F: Fabric = ShmClient> {
 }
 
 impl<F: Fabric> Client<F> {
-    /// The only connection of a set.
-    pub(crate) fn of(set: ClientSet<F>) -> Self {
+    /// The first connection of a set; that is all of it, as a rule.
+    pub fn over(set: ClientSet<F>) -> Self {
         Self {
             set,
             timeout: Duration::from_secs(5),

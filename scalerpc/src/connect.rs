@@ -74,7 +74,7 @@ impl Client {
     ///
     /// [`SetupError`] names the step that failed, and what helps.
     pub fn connect(path: impl AsRef<Path>) -> Result<Self, SetupError> {
-        ClientSet::connect(path, 1).map(Self::of)
+        ClientSet::connect(path, 1).map(Self::over)
     }
 }
 
@@ -89,6 +89,6 @@ impl Client<verbs::VerbsClient> {
         address: impl std::net::ToSocketAddrs + std::fmt::Debug,
         options: &verbs::ClientOptions,
     ) -> Result<Self, SetupError> {
-        ClientSet::connect_verbs(address, 1, options).map(Self::of)
+        ClientSet::connect_verbs(address, 1, options).map(Self::over)
     }
 }

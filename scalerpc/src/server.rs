@@ -200,6 +200,15 @@ impl ServerBuilder {
         self.build(geometry, fabric)
     }
 
+    /// The sizes that have been chosen so far, for a back end that [`build`](Self::build) is to get.
+    ///
+    /// # Errors
+    ///
+    /// [`SetupError::Geometry`]: they cannot be used.
+    pub fn geometry(&self) -> Result<Geometry, SetupError> {
+        Ok(Geometry::new(self.geometry)?)
+    }
+
     /// A server over another back end, whose memory has this geometry's sizes.
     ///
     /// # Errors
