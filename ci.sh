@@ -486,7 +486,9 @@ step_vm() {
     need ib_write_lat perftest
     count_tests ci/soft-roce-vm -H 16 -t 300 ci/vm-smoke.sh
     vm_cargo_test "-H 64" -p scalerpc-hugepage --test hugepages
-    if need_verbs "the doctor"; then
+    if need_verbs "calls over RDMA"; then
+        # One at a time: each has the network to itself.
+        vm_cargo_test "-c 4 -H 64" -p scalerpc --features verbs --test verbs -- --ignored --test-threads 1
         vm_cargo_test "-H 16" -p scalerpc-cli --features verbs --test command_doctor_rdma -- --include-ignored
     fi
 }

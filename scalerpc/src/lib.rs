@@ -6,6 +6,7 @@
 //! See the README for a picture and an example, and `DESIGN.md` for the protocol and its rules.
 
 mod client;
+mod connect;
 mod error;
 mod server;
 mod set;

@@ -184,8 +184,7 @@ impl ServerBuilder {
 
     /// Listens for clients that connect to `address` over TCP, and serves them over RDMA reliable connections.
     ///
-    /// Of what this builder was told, the pages and the NUMA node of its memory and `links_max` hold for shared memory
-    /// only: `options` has its own.
+    /// Pages, NUMA node and `links_max` are this builder's; those in `options` are not looked at.
     ///
     /// # Errors
     ///
@@ -198,8 +197,23 @@ impl ServerBuilder {
         options: &verbs::ServerOptions,
     ) -> Result<Server<verbs::VerbsServer>, SetupError> {
         let geometry = Geometry::new(self.geometry)?;
-        let fabric = verbs::VerbsServer::listen(address, geometry, options)?;
+        let options = verbs::ServerOptions {
+            page_policy: self.options.page_policy,
+            numa_node: self.options.numa_node,
+            links_max: self.options.links_max,
+            ..options.clone()
+        };
+        let fabric = verbs::VerbsServer::listen(address, geometry, &options)?;
         self.build(geometry, fabric)
+    }
+
+    /// The sizes that have been chosen so far, for a back end that [`build`](Self::build) is to get.
+    ///
+    /// # Errors
+    ///
+    /// [`SetupError::Geometry`]: they cannot be used.
+    pub fn geometry(&self) -> Result<Geometry, SetupError> {
+        Ok(Geometry::new(self.geometry)?)
     }
 
     /// A server over another back end, whose memory has this geometry's sizes.

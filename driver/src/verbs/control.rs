@@ -91,6 +91,8 @@ pub(super) struct Peer {
     pub(super) attempt: u64,
     inbox: Box<Inbox>,
     outbox: Vec<u8>,
+    /// Times that it said Closed.
+    closed: usize,
     pub(super) stage: Stage,
     /// While the handshake lasts.
     pub(super) deadline: Option<Instant>,
@@ -109,7 +111,7 @@ pub(super) struct Seat {
 
 pub(super) struct Control {
     pub(super) shared: Arc<Shared>,
-    pub(super) nic: Arc<Nic>,
+    pub(super) nic: Nic,
     pub(super) queues: Box<[Arc<CompletionQueue>]>,
     exposed: Arc<Mapping>,
     pub(super) rules: Rules,
@@ -128,7 +130,7 @@ pub(super) struct Control {
 /// What the control thread works with.
 pub(super) struct Parts {
     pub(super) shared: Arc<Shared>,
-    pub(super) nic: Arc<Nic>,
+    pub(super) nic: Nic,
     pub(super) queues: Box<[Arc<CompletionQueue>]>,
     pub(super) exposed: Arc<Mapping>,
 }
@@ -285,6 +287,7 @@ impl Control {
             attempt: 0,
             inbox: Box::new(Inbox::new()),
             outbox: Vec::new(),
+            closed: 0,
             stage: Stage::Greeting,
             deadline: Some(Instant::now() + self.rules.handshake_timeout),
         };
@@ -335,6 +338,8 @@ impl Control {
             (Stage::Pairing(..), Packet::Ready { in_order }) => self.on_ready(peer, in_order),
             (Stage::Open(seats), Packet::Closed(number)) => {
                 let seat = seats.get(number as usize).copied();
+                // Once for each: a stream without end would keep this thread.
+                let seat = seat.filter(|_| peer.closed < seats.len());
                 self.on_closed(peer, seat)
             }
             (Stage::Open(_), Packet::Bye) => self.part(peer),
@@ -343,10 +348,11 @@ impl Control {
         }
     }
 
-    fn on_closed(&mut self, peer: Peer, seat: Option<u32>) -> Option<Peer> {
+    fn on_closed(&mut self, mut peer: Peer, seat: Option<u32>) -> Option<Peer> {
         let Some(seat) = seat else {
             return self.violate(peer);
         };
+        peer.closed += 1;
         self.fail_seat(peer.id, seat);
         Some(peer)
     }
@@ -502,5 +508,16 @@ impl Control {
             }
         }
         left
+    }
+}
+
+/// If this thread panics, the data thread goes on to use the queue pairs: then they are never destroyed.
+impl Drop for Control {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            for slot in &mut self.seats {
+                std::mem::forget(slot.take());
+            }
+        }
     }
 }

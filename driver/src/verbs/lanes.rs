@@ -220,7 +220,10 @@ impl Lanes {
     #[inline]
     pub(super) fn post_write(&mut self, wr: &WriteWr) -> Result<(), PostError> {
         let from = self.private.mapping();
-        let inside = |at: usize, len: u64| (at as u64).checked_add(wr.len as u64) <= Some(len);
+        let inside = |at: usize, len: u64| {
+            let end = (at as u64).checked_add(wr.len as u64);
+            end.is_some_and(|end| end <= len)
+        };
         if wr.len == 0 || !inside(wr.local, from.region().len() as u64) {
             return Err(PostError::Down);
         }

@@ -16,6 +16,8 @@
 )]
 
 mod data;
+pub mod net;
+mod queues;
 mod verbs;
 
 use std::cell::Cell;
@@ -26,6 +28,7 @@ use std::sync::{Mutex, MutexGuard};
 use rdma_core_sys::Verbs;
 use scalerpc_driver::verbs::Host;
 
+#[allow(unused_imports, reason = "as above")]
 pub use data::{Device, Entry, Port, gid};
 
 thread_local! {
@@ -68,6 +71,8 @@ pub struct Live {
     pub mrs: i32,
     pub cqs: i32,
     pub qps: i32,
+    /// Asynchronous events that were taken and not acknowledged.
+    pub events: i32,
 }
 
 #[derive(Default)]
@@ -81,9 +86,14 @@ pub struct State {
 pub struct Shared {
     devices: Vec<verbs::DevicePtr>,
     state: Mutex<State>,
+    net: Mutex<net::Net>,
 }
 
 impl Shared {
+    pub fn net(&self) -> MutexGuard<'_, net::Net> {
+        self.net.lock().unwrap()
+    }
+
     pub fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap()
     }
@@ -170,6 +180,26 @@ impl Fake {
     /// What was called since the last time.
     pub fn calls(&self) -> Vec<Call> {
         std::mem::take(&mut self.shared.state().calls)
+    }
+
+    /// Queue pairs, registrations, and how unkind they are.
+    pub fn net(&self) -> MutexGuard<'static, net::Net> {
+        self.shared.net()
+    }
+
+    /// How many calls there have been.
+    pub fn count(&self) -> usize {
+        self.shared.state().calls.len()
+    }
+
+    /// A device says something.
+    pub fn raise(&self, event: rdma_core_sys::ibv_async_event) {
+        let mut net = self.net();
+        net.events.push_back(event);
+        for &fd in &net.contexts {
+            // SAFETY: the descriptor is open while it is listed.
+            unsafe { libc::write(fd, 1_u64.to_ne_bytes().as_ptr().cast(), 8) };
+        }
     }
 
     /// What there is.

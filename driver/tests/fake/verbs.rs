@@ -8,6 +8,7 @@ use std::sync::Mutex;
 use rdma_core_sys::*;
 
 use super::data::{Device, Entry, Port};
+use super::queues::{self, *};
 use super::{CURRENT, Shared, State};
 
 /// What verbs that return `int` leave in `errno` when they fail: not the reason.
@@ -51,6 +52,10 @@ pub fn install(devices: Vec<Device>) -> &'static Shared {
     let shared: &'static Shared = Box::leak(Box::new(Shared {
         devices: devices.clone(),
         state: Mutex::new(State::default()),
+        net: Mutex::new(super::net::Net {
+            inline_max: 256,
+            ..Default::default()
+        }),
     }));
     for device in devices {
         // SAFETY: nobody else knows of the device yet.
@@ -151,6 +156,8 @@ macro_rules! functions {
 functions! {
     ibv_get_device_list ibv_free_device_list ibv_get_device_name ibv_open_device ibv_close_device ibv_query_device
     ibv_query_gid _ibv_query_gid_ex
+    ibv_is_fork_initialized ibv_fork_init ibv_alloc_pd ibv_dealloc_pd ibv_reg_mr ibv_reg_mr_iova2 ibv_dereg_mr ibv_create_cq ibv_destroy_cq
+    ibv_create_qp ibv_modify_qp ibv_destroy_qp ibv_query_qp_data_in_order ibv_get_async_event ibv_ack_async_event
 }
 
 unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
@@ -194,6 +201,18 @@ unsafe extern "C" fn ibv_open_device(raw: *mut ibv_device) -> *mut ibv_context {
         unsafe { (*context).device = raw };
         // SAFETY: as above.
         unsafe { (*context).abi_compat = VERBS_ABI_IS_EXTENDED };
+        // SAFETY: as above.
+        queues::operations(unsafe { &mut (*context).ops });
+        // SAFETY: it takes numbers.
+        let fd = unsafe {
+            libc::eventfd(
+                0,
+                libc::EFD_CLOEXEC | libc::EFD_NONBLOCK | libc::EFD_SEMAPHORE,
+            )
+        };
+        // SAFETY: as above.
+        unsafe { (*context).async_fd = fd };
+        device.shared().net().contexts.push(fd);
         context
     }))
 }
@@ -203,6 +222,11 @@ unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
     let device = unsafe { FakeDevice::of_context(context) };
     let result = device.call("ibv_close_device", None, 0);
     device.shared().state().live.contexts -= 1;
+    // SAFETY: the caller's duty.
+    let fd = unsafe { (*context).async_fd };
+    device.shared().net().contexts.retain(|other| *other != fd);
+    // SAFETY: the descriptor is the context's own.
+    unsafe { libc::close(fd) };
     // A second close would find no device.
     // SAFETY: the caller's duty.
     unsafe { (*context).device = ptr::null_mut() };

@@ -183,7 +183,7 @@ pub fn many_connections_of_many_threads_all_get_their_own_answers<B: BackEnd>() 
                             match set.call_async(conn, ECHO, &bytes) {
                                 Ok(_) => sent[conn as usize] += 1,
                                 Err(CallError::WindowFull) => break,
-                                Err(error) => panic!("{error}"),
+                                Err(error) => unreachable!("{error}"),
                             }
                         }
                     }

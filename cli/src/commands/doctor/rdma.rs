@@ -214,8 +214,8 @@ mod tests {
         for (name, state) in [
             ("lo", "up"),
             ("eth0", "down"),
-            ("eth1", "up"),
             ("wlan0", "up"),
+            ("zt0", "up"),
         ] {
             fs::create_dir(root.path().join(name)).unwrap();
             fs::write(
@@ -224,6 +224,6 @@ mod tests {
             )
             .unwrap();
         }
-        assert_eq!(interface(root.path()).as_deref(), Some("eth1"));
+        assert_eq!(interface(root.path()).as_deref(), Some("wlan0"));
     }
 }
