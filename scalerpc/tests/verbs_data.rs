@@ -5,7 +5,8 @@ mod bodies;
 #[path = "../../driver/tests/fake/mod.rs"]
 mod fake;
 
-use std::net::SocketAddr;
+use std::fmt::Debug;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 
 use bodies::BackEnd;
@@ -38,15 +39,23 @@ fn listen(builder: ServerBuilder, in_order: bool) -> (Server<VerbsServer>, Place
     if in_order {
         fake.net().inline_max = 0;
     }
+    let server = listen_at(builder, &fake, "127.0.0.1:0");
+    let address = server.fabric().local_addr();
+    (server, (address, Arc::new(Guard(fake))))
+}
+
+fn listen_at(
+    builder: ServerBuilder,
+    fake: &Fake,
+    address: impl ToSocketAddrs + Debug,
+) -> Server<VerbsServer> {
     let geometry = builder.geometry().unwrap();
     let options = ServerOptions {
         page_policy: PagePolicy::Never,
         ..ServerOptions::default()
     };
-    let fabric = VerbsServer::listen_with(&fake.host(), "127.0.0.1:0", geometry, &options).unwrap();
-    let address = fabric.local_addr();
-    let server = builder.build(geometry, fabric).unwrap();
-    (server, (address, Arc::new(Guard(fake))))
+    let fabric = VerbsServer::listen_with(&fake.host(), address, geometry, &options).unwrap();
+    builder.build(geometry, fabric).unwrap()
 }
 
 fn connect(place: &Place, connections: u32) -> ClientSet<VerbsClient> {
@@ -79,6 +88,11 @@ macro_rules! back_end {
                 listen(builder, $in_order)
             }
 
+            fn listen_again(builder: ServerBuilder, place: &Place) -> Server<VerbsServer> {
+                place.1.0.enter();
+                listen_at(builder, &place.1.0, place.0)
+            }
+
             fn connect(place: &Place, connections: u32) -> ClientSet<VerbsClient> {
                 connect(place, connections)
             }
@@ -106,6 +120,8 @@ macro_rules! module {
                 completions_of_other_calls_survive_a_call_that_waits
                 when_the_server_goes_calls_end_and_say_whether_they_ran
                 a_call_that_waits_asks_by_the_clock_whether_the_server_is_there
+                a_server_in_the_place_of_another_one_answers_only_its_own_clients
+                a_busy_server_still_opens_and_closes_connections
             }
         }
     };
