@@ -83,6 +83,8 @@ pub struct Net {
     pub events: VecDeque<ibv_async_event>,
     /// Descriptors by which open contexts are told of events.
     pub contexts: Vec<i32>,
+    /// Changes the operations of a context that is opened.
+    pub operations: Option<fn(&mut ibv_context_ops)>,
     /// What no user of verbs may do.
     pub misuse: Vec<String>,
 }

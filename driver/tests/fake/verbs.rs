@@ -203,6 +203,10 @@ unsafe extern "C" fn ibv_open_device(raw: *mut ibv_device) -> *mut ibv_context {
         unsafe { (*context).abi_compat = VERBS_ABI_IS_EXTENDED };
         // SAFETY: as above.
         queues::operations(unsafe { &mut (*context).ops });
+        if let Some(operations) = device.shared().net().operations {
+            // SAFETY: as above.
+            operations(unsafe { &mut (*context).ops });
+        }
         // SAFETY: it takes numbers.
         let fd = unsafe {
             libc::eventfd(
