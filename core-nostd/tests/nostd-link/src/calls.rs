@@ -89,6 +89,7 @@ fn answered(placement: Placement) -> Option<u64> {
         owner: OWNER,
         ring_at: geometry.ring(0),
         staging_at: geometry.staging(0),
+        placement: limits.placement,
     });
 
     let window = geometry.window() as usize;
