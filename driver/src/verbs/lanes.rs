@@ -407,11 +407,8 @@ impl Lanes {
             return false;
         }
         lane.state = LaneState::Down;
-        if !lane.chain.is_empty() {
-            // Its work requests stay in the batch, and nothing leads to them.
-            lane.chain = Chain::EMPTY;
-            self.waiting.retain(|other| *other != connection);
-        }
+        // Its work requests stay in the batch, and nothing leads to them.
+        lane.chain = Chain::EMPTY;
         true
     }
 
