@@ -29,7 +29,7 @@ const BYTES: usize = 64;
 /// The first takes longer than others.
 const WRITES: u64 = 20;
 /// Longer than a queue pair tries.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(3);
 
 /// What a trial showed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
