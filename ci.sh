@@ -11,7 +11,8 @@ usage: ./ci.sh [all|quick|STEP]...
   quick     fmt, lint, nostd, doc and test: what takes no more than a few minutes
 
   fmt       rustfmt finds nothing to change
-  lint      clippy without warnings, for each set of features; shell scripts; length of files
+  lint      clippy without warnings, for each set of features; shell scripts; length of files;
+            the tests that docs/field-cases.md names are there
   nostd     scalerpc-core links into a no_std binary without an allocator, and it runs
   doc       rustdoc without warnings, private items included
   msrv      all targets compile with exactly the compiler that Cargo.toml's rust-version names
@@ -20,6 +21,9 @@ usage: ./ci.sh [all|quick|STEP]...
   release   the same for the libraries and the simulation, in release
   e2e       the same for the scalerpc crate and the command: whole processes, in release
   vm        real verbs on soft-RoCE, and hugepages: in a virtual machine, see ci/soft-roce-vm
+  mutants   every deliberate bug of the core is noticed by the simulation
+  fuzz      the fuzzing targets: format, clippy, and each of them replays its corpus
+  asan      the shared-memory back end, hostile peers and killed processes, under the address sanitizer
   loom      the loom models, in release
 
 What a step needs and is missing is installed with apt-get where there is one, as root or by sudo.
@@ -27,7 +31,7 @@ A step that cannot be run here is listed as skipped by its name, never as passed
 END
 }
 
-readonly ALL=(fmt lint nostd doc msrv package test release e2e vm loom)
+readonly ALL=(fmt lint nostd doc msrv package test release e2e vm mutants fuzz asan loom)
 readonly QUICK=(fmt lint nostd doc test)
 
 # The models are slow in debug; the loom step runs them.
@@ -292,6 +296,15 @@ step_lint() {
     long=$(find . -name target -prune -o -name '*.rs' -exec wc -l {} + |
         awk -v max="$FILE_LINES_MAX" '$2 != "total" && $1 > max { print $2 ": " $1 " lines" }')
     [[ -z $long ]] || die "longer than $FILE_LINES_MAX lines: split them"$'\n'"$long"
+
+    local test tests
+    # Their names are long, which tells them from other words in code style.
+    mapfile -t tests < <(grep -oE '[a-z0-9]+(_[a-z0-9]+){3,}`' docs/field-cases.md | tr -d '`' | sort -u)
+    [[ ${#tests[@]} -gt 0 ]] || die "docs/field-cases.md names no test"
+    for test in "${tests[@]}"; do
+        grep -rqs --include='*.rs' "fn $test(" -- */tests */src ||
+            die "docs/field-cases.md names a test that is not there: $test"
+    done
 }
 
 step_doc() {
@@ -473,9 +486,52 @@ step_vm() {
     need ib_write_lat perftest
     count_tests ci/soft-roce-vm -H 16 -t 300 ci/vm-smoke.sh
     vm_cargo_test "-H 64" -p scalerpc-hugepage --test hugepages
-    if need_verbs "the doctor"; then
+    if need_verbs "calls over RDMA"; then
+        # One at a time: each has the network to itself.
+        vm_cargo_test "-c 4 -H 64" -p scalerpc --features verbs --test verbs -- --ignored --test-threads 1
         vm_cargo_test "-H 16" -p scalerpc-cli --features verbs --test command_doctor_rdma -- --include-ignored
     fi
+}
+
+step_mutants() {
+    RUSTFLAGS=${RUSTFLAGS:-}' --cfg scalerpc_mutant' CARGO_TARGET_DIR=$target_dir/mutants \
+        cargo_test --profile ci -p scalerpc-sim --test mutants -- --nocapture
+}
+
+# Fuzzing itself takes hours and a nightly compiler: see fuzz/README.md.
+step_fuzz() {
+    local manifest=fuzz/Cargo.toml out=$target_dir/fuzz-check target
+    need c++ g++
+    cargo fmt --manifest-path "$manifest" --check
+    cargo clippy --locked --manifest-path "$manifest" --target-dir "$out" --lib --bins -- -D warnings
+    cargo build --locked --manifest-path "$manifest" --target-dir "$out"
+    for target in fuzz/fuzz_targets/*.rs; do
+        target=$(basename -- "$target" .rs)
+        "$out/debug/$target" "fuzz/corpus/$target"/* >"$log" 2>&1 || {
+            tail -n 40 -- "$log" >&2
+            die "the fuzzing target $target fails on its corpus"
+        }
+    done
+}
+
+step_asan() {
+    local host sanitized
+    host=$(rustc -vV | sed -n 's/^host: //p')
+    if ! [[ $host =~ ^(x86_64|aarch64)-unknown-linux-gnu$ ]]; then
+        skip_reason="the address sanitizer is not there for $host"
+        return
+    elif ! rustup toolchain list 2>/dev/null | grep -q '^nightly'; then
+        skip_reason="it takes a nightly compiler: rustup toolchain install nightly"
+        return
+    fi
+    need_for_tests
+    # Naming the target keeps the sanitizer out of build scripts and procedural macros.
+    sanitized=(--target "$host" --target-dir "$target_dir/asan")
+    local -x RUSTUP_TOOLCHAIN=nightly RUSTFLAGS=-Zsanitizer=address
+    # The tests allow for the sanitizer's own memory where this is set.
+    local -x ASAN_OPTIONS=detect_leaks=1 SCALERPC_CHAOS_ROUNDS=20
+    cargo_test -p scalerpc-driver "${sanitized[@]}"
+    cargo_test -p scalerpc --test chaos "${sanitized[@]}"
 }
 
 step_loom() {

@@ -171,12 +171,14 @@ impl Fleet {
             .collect()
     }
 
-    /// Has all processes connect, and waits for that.
+    /// Has all processes connect, and waits for that. `addresses` are those of the targets, if they were not
+    /// known before.
     ///
     /// # Errors
     ///
     /// What a process reports, or that one has ended.
-    pub(crate) fn connect(&mut self) -> Result<(), String> {
+    pub(crate) fn connect(&mut self, addresses: Vec<String>) -> Result<(), String> {
+        let order = Order::Connect { addresses };
         for index in 0..self.members.len() {
             let link = self.members[index].link.try_clone();
             let link = link.map_err(|error| format!("client processes: {error}"))?;
@@ -185,7 +187,7 @@ impl Fleet {
                 .name("client-news".into())
                 .spawn(move || read_news(index, link, &arrived))
                 .map_err(|error| format!("a thread for a client process: {error}"))?;
-            self.order(index, Order::Connect);
+            self.order(index, &order);
         }
         let until_ns = self.clock.now_ns() + CONNECT_NS;
         while self.members.iter().any(|member| member.is_busy) {
@@ -217,7 +219,7 @@ impl Fleet {
             if self.members[index].is_busy {
                 late.push(index);
             }
-            self.order(index, order);
+            self.order(index, &order);
         }
         loop {
             let late_ns = self.clock.now_ns().saturating_sub(until_ns);
@@ -237,7 +239,7 @@ impl Fleet {
             for index in self.take(on_report) {
                 if self.clock.now_ns() < until_ns && late.contains(&index) {
                     late.retain(|other| *other != index);
-                    self.order(index, order);
+                    self.order(index, &order);
                 }
             }
             on_tick();
@@ -259,7 +261,7 @@ impl Fleet {
         self.end_members(Fate::Hung, |member| member.is_busy);
         for member in &mut self.members {
             if member.fate == Fate::Alive {
-                tell(member, Order::Exit);
+                tell(member, &Order::Exit);
                 member.fate = match sys::wait_at_most(member.pid, EXIT) {
                     Some(Ended::Exited(0)) => Fate::Finished,
                     Some(ended) => Fate::Ended(ended),
@@ -295,7 +297,7 @@ impl Fleet {
         .collect()
     }
 
-    fn order(&mut self, index: usize, order: Order) {
+    fn order(&mut self, index: usize, order: &Order) {
         let member = &mut self.members[index];
         // One that is busy has been stopped: orders would pile up.
         if member.fate == Fate::Alive && !member.is_busy {
@@ -354,7 +356,7 @@ impl Drop for Fleet {
     }
 }
 
-fn tell(member: &mut Member, order: Order) {
+fn tell(member: &mut Member, order: &Order) {
     if let Ok(mut line) = serde_json::to_vec(&order) {
         line.push(b'\n');
         // That it has ended is seen at its end of the line.

@@ -3,33 +3,114 @@
 //! One of them is polled all the time, as a server is. The others have no load then; they are looked at
 //! now and then, for clients that come, go, or are late.
 
+use std::net::SocketAddr;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
-use scalerpc::{Backoff, Clock, Counters, Request, Server, Status};
+use scalerpc::{Backing, Backoff, Clock, Counters, Request, Server, ServerBytes, Status};
 use scalerpc_cli::meta::service::MetaService;
+use scalerpc_driver::Fabric;
+use scalerpc_driver::shm::ShmServer;
 
 /// Rounds of the polled server after which the others are looked at.
 const ROUNDS_PER_LOOK: u32 = 1024;
 /// Rounds after which requests of other threads are taken.
 const ROUNDS_PER_ASK: u32 = 64;
 
+/// Where a server's memory is.
+#[derive(Clone, Debug)]
+pub(crate) struct Memory {
+    pub(crate) bytes: usize,
+    pub(crate) backing: Backing,
+}
+
+/// A server of any back end.
+pub(crate) trait Serves: Send {
+    /// One round; see [`Server::poll`].
+    fn poll(&mut self, now_ns: u64, service: &mut MetaService) -> usize;
+    /// What happened so far.
+    fn counters(&self) -> Counters;
+    /// What clients cost.
+    fn bytes(&self) -> ServerBytes;
+    /// Its memory.
+    fn memory(&self) -> Memory;
+    /// Where it listens, if that is a TCP port.
+    fn address(&self) -> Option<SocketAddr>;
+}
+
+/// What the back ends each have of their own.
+trait End: Fabric {
+    fn memory(&self) -> Memory;
+    fn address(&self) -> Option<SocketAddr>;
+}
+
+impl End for ShmServer {
+    fn memory(&self) -> Memory {
+        let report = self.memory_report();
+        Memory {
+            bytes: report.exposed_bytes + report.private_bytes,
+            backing: report.backing,
+        }
+    }
+
+    fn address(&self) -> Option<SocketAddr> {
+        None
+    }
+}
+
+#[cfg(feature = "verbs")]
+impl End for scalerpc::verbs::VerbsServer {
+    fn memory(&self) -> Memory {
+        let report = self.report();
+        Memory {
+            bytes: report.exposed_bytes + report.private_bytes,
+            backing: report.backing.clone(),
+        }
+    }
+
+    fn address(&self) -> Option<SocketAddr> {
+        Some(self.local_addr())
+    }
+}
+
+impl<F: End + Send> Serves for Server<F> {
+    fn poll(&mut self, now_ns: u64, service: &mut MetaService) -> usize {
+        let mut handler = |request: Request<'_>, response: &mut [u8]| {
+            // The service knows every method that there is, and refuses the others.
+            service
+                .handle(request.method, request.bytes, response)
+                .map_err(|_| Status::UNKNOWN_METHOD)
+        };
+        Server::poll(self, now_ns, &mut handler)
+    }
+
+    fn counters(&self) -> Counters {
+        Server::counters(self)
+    }
+
+    fn bytes(&self) -> ServerBytes {
+        Server::bytes(self)
+    }
+
+    fn memory(&self) -> Memory {
+        self.fabric().memory()
+    }
+
+    fn address(&self) -> Option<SocketAddr> {
+        self.fabric().address()
+    }
+}
+
 /// A server and what it serves.
 pub(crate) struct Hosted {
-    pub(crate) server: Server,
+    pub(crate) server: Box<dyn Serves>,
     pub(crate) service: MetaService,
 }
 
 impl Hosted {
     /// One round; see [`Server::poll`].
     pub(crate) fn poll(&mut self, now_ns: u64) -> usize {
-        let Self { server, service } = self;
-        server.poll(now_ns, &mut |request: Request<'_>, response: &mut [u8]| {
-            // The service knows every method that there is, and refuses the others.
-            service
-                .handle(request.method, request.bytes, response)
-                .map_err(|_| Status::UNKNOWN_METHOD)
-        })
+        self.server.poll(now_ns, &mut self.service)
     }
 }
 

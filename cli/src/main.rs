@@ -7,6 +7,7 @@ mod measured;
 mod messages;
 mod options;
 mod output;
+mod place;
 mod progress;
 mod remote;
 mod report;

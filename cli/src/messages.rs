@@ -15,10 +15,13 @@ const LATENCY_MAX_NS: u64 = 60_000_000_000;
 const DIGITS: u8 = 3;
 
 /// An order to a client process. Times are on the clock that parent and children share.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Order {
     /// Connect to all targets.
-    Connect,
+    Connect {
+        /// Where they listen, if that was not known before.
+        addresses: Vec<String>,
+    },
     /// Load one target until then, take the answers that are still out, and say so.
     Load {
         /// Which server.

@@ -61,9 +61,9 @@ pub(crate) struct ServerArgs {
     /// Connections that are served together
     #[arg(long, value_name = "N", default_value_t = 40)]
     group: u32,
-    /// How long a group is served while others wait, in microseconds
-    #[arg(long, value_name = "US", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..=60_000_000))]
-    slice_us: u64,
+    /// How long a group is served while others wait, in microseconds [default: 1000, over RDMA 100]
+    #[arg(long, value_name = "US", value_parser = clap::value_parser!(u64).range(1..=60_000_000))]
+    slice_us: Option<u64>,
     /// Hugepages: demand them, take them if they are there, or leave them alone
     #[arg(long, value_name = "require|prefer|never", default_value_t = PagePolicy::Prefer)]
     pub(crate) pages: PagePolicy,
@@ -100,19 +100,24 @@ impl ServerArgs {
         clients: u32,
         window: u32,
     ) -> ServerBuilder {
-        Server::builder()
+        let builder = Server::builder()
             .clients_max(clients)
             .group_size(self.group)
             .window(window)
             .request_max_bytes(REQUEST_MAX_BYTES)
             .response_max_bytes(RESPONSE_MAX_BYTES)
             .mapping(mapping.mapping())
-            .time_slice(Duration::from_micros(self.slice_us))
-            .page_policy(self.pages)
+            .page_policy(self.pages);
+        match self.slice_us {
+            Some(slice_us) => builder.time_slice(Duration::from_micros(slice_us)),
+            None => builder,
+        }
     }
 
-    pub(crate) fn slice_us(&self) -> u64 {
-        self.slice_us
+    /// The slice that a server at this place has, which is the library's default if none was given.
+    pub(crate) fn slice_us(&self, over_verbs: bool) -> u64 {
+        let default = if over_verbs { 100 } else { 1000 };
+        self.slice_us.unwrap_or(default)
     }
 
     pub(crate) fn group(&self) -> u32 {
@@ -292,10 +297,10 @@ pub(crate) fn service(tree: &Arc<Tree>, clients: u32) -> Result<MetaService, Str
 }
 
 /// A tree in a line.
-pub(crate) fn tree_line(dir: &Path, report: &LoadReport) -> String {
+pub(crate) fn tree_line(shown: &str, report: &LoadReport) -> String {
     let mut line = format!(
         "tree     {}: {} entries, {} of them directories",
-        readable(dir.as_os_str().as_encoded_bytes()),
+        shown,
         grouped(report.entries as u64),
         grouped(report.dirs as u64),
     );

@@ -5,22 +5,23 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use scalerpc::{CallError, Client};
+use scalerpc::CallError;
 use scalerpc_cli::meta::tree::{Source, Tree};
 use scalerpc_cli::meta::wire::{self, Attr, Malformed, Request, Status};
 
 use crate::output::readable;
+use crate::place::Calls;
 
 /// The tree that a server serves. What clients have created there is left out.
 pub(crate) struct Remote {
-    client: Client,
+    client: Box<dyn Calls>,
     request: Vec<u8>,
     /// The first created node that is none of a load's own.
     stranger: Option<String>,
 }
 
 impl Remote {
-    pub(crate) fn new(client: Client) -> Self {
+    pub(crate) fn new(client: Box<dyn Calls>) -> Self {
         let request = vec![0; client.geometry().request_max_bytes()];
         Self {
             client,

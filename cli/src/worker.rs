@@ -3,14 +3,15 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
 use std::sync::Arc;
 
-use scalerpc::{Backoff, CallError, CallId, ClientOptions, ClientSet, Clock};
+use scalerpc::{Backoff, CallError, CallId, ClientSet, Clock, PagePolicy};
 use scalerpc_cli::meta::load::{Expect, Generator, Mix, Planned};
 use scalerpc_cli::meta::tree::Tree;
+use scalerpc_driver::Fabric;
 
 use crate::messages::{Latencies, METHODS, News, Order, Report};
+use crate::place::Place;
 
 /// How often a process reports while it works.
 const REPORT_NS: u64 = 250_000_000;
@@ -25,8 +26,8 @@ const EXAMPLES_MAX: usize = 4;
 /// What every client process is told before it starts.
 #[derive(Clone)]
 pub(crate) struct Plan {
-    /// The sockets of the servers.
-    pub(crate) targets: Vec<PathBuf>,
+    /// Where the servers are.
+    pub(crate) targets: Vec<Place>,
     /// What the servers serve.
     pub(crate) tree: Arc<Tree>,
     /// How often each method is called.
@@ -36,8 +37,8 @@ pub(crate) struct Plan {
     /// Calls that each connection has outstanding; `None` for as many as the server's window, up to
     /// [`Plan::WINDOW`].
     pub(crate) window: Option<u32>,
-    /// How to connect.
-    pub(crate) options: ClientOptions,
+    /// Pages of the clients' memory.
+    pub(crate) pages: PagePolicy,
     /// The clock that all processes share.
     pub(crate) clock: Clock,
 }
@@ -80,14 +81,15 @@ fn serve(plan: &Plan, share: Share, link: &UnixStream) -> Result<(), String> {
         }
         let order = serde_json::from_str(&line).map_err(|error| format!("order: {error}"))?;
         match order {
-            Order::Connect => {
-                for target in 0..plan.targets.len() {
-                    workers.push(Worker::connect(plan, share, target)?);
+            Order::Connect { addresses } => {
+                for (target, place) in plan.targets.iter().enumerate() {
+                    let address = addresses.get(target).map(String::as_str);
+                    workers.push(place.worker(plan, share, target, address)?);
                 }
                 send(link, &News::Connected)?;
             }
             Order::Load { target, until_ns } => {
-                let worker: Option<&mut Worker> = workers.get_mut(target);
+                let worker: Option<&mut Box<dyn Works>> = workers.get_mut(target);
                 worker
                     .ok_or("no such target")?
                     .load(Task::Load { until_ns }, link)?;
@@ -112,7 +114,7 @@ fn send(mut link: &UnixStream, news: &News) -> Result<(), String> {
 
 /// What the calls are for.
 #[derive(Clone, Copy, Debug)]
-enum Task {
+pub(crate) enum Task {
     Load { until_ns: u64 },
     CleanUp { until_ns: u64 },
 }
@@ -236,10 +238,16 @@ impl Since {
     }
 }
 
+/// All connections of this process to one server, over any back end.
+pub(crate) trait Works {
+    /// Makes calls as long as the task goes on, and takes all answers.
+    fn load(&mut self, task: Task, link: &UnixStream) -> Result<(), String>;
+}
+
 /// All connections of this process to one server.
-struct Worker {
+pub(crate) struct Worker<F: Fabric> {
     target: usize,
-    set: ClientSet,
+    set: ClientSet<F>,
     conns: Vec<Conn>,
     request: Vec<u8>,
     outstanding: u64,
@@ -251,11 +259,51 @@ struct Worker {
     looked_ns: u64,
 }
 
-impl Worker {
-    fn connect(plan: &Plan, share: Share, target: usize) -> Result<Self, String> {
-        let path = plan.targets.get(target).ok_or("no such target")?;
-        let set = ClientSet::connect_with(path, share.connections, plan.options.clone())
-            .map_err(|error| error.to_string())?;
+impl<F: Fabric> Works for Worker<F> {
+    fn load(&mut self, task: Task, link: &UnixStream) -> Result<(), String> {
+        let mut now_ns = self.clock.now_ns();
+        self.report_at_ns = now_ns + REPORT_NS;
+        (self.silent_ns, self.looked_ns) = (0, now_ns);
+        if task.goes_on(now_ns) {
+            for conn in 0..self.conns.len() as u32 {
+                for _ in 0..self.conns[conn as usize].calls.room() {
+                    self.call(conn, task, now_ns);
+                }
+            }
+        }
+        let mut backoff = Backoff::default();
+        while self.outstanding > 0 {
+            if self.take_one(task, &mut now_ns) {
+                backoff.busy();
+            } else {
+                backoff.idle();
+                // While answers come the time is looked at with each of them.
+                if backoff.is_long() {
+                    now_ns = self.clock.now_ns();
+                    self.count_silence(now_ns);
+                }
+            }
+            if now_ns >= self.report_at_ns {
+                self.report_at_ns = now_ns + REPORT_NS;
+                self.report(false, link)?;
+            }
+        }
+        self.report(true, link)
+    }
+}
+
+impl<F: Fabric> Worker<F> {
+    /// Prepares the load of connections that are up.
+    ///
+    /// # Errors
+    ///
+    /// Where the server's sizes do not allow it.
+    pub(crate) fn new(
+        set: ClientSet<F>,
+        plan: &Plan,
+        share: Share,
+        target: usize,
+    ) -> Result<Self, String> {
         let geometry = *set.geometry();
         let window = plan.window.unwrap_or(Plan::WINDOW.min(geometry.window()));
         if window > geometry.window() {
@@ -292,38 +340,6 @@ impl Worker {
             silent_ns: 0,
             looked_ns: 0,
         })
-    }
-
-    /// Makes calls as long as the task goes on, and takes all answers.
-    fn load(&mut self, task: Task, link: &UnixStream) -> Result<(), String> {
-        let mut now_ns = self.clock.now_ns();
-        self.report_at_ns = now_ns + REPORT_NS;
-        (self.silent_ns, self.looked_ns) = (0, now_ns);
-        if task.goes_on(now_ns) {
-            for conn in 0..self.conns.len() as u32 {
-                for _ in 0..self.conns[conn as usize].calls.room() {
-                    self.call(conn, task, now_ns);
-                }
-            }
-        }
-        let mut backoff = Backoff::default();
-        while self.outstanding > 0 {
-            if self.take_one(task, &mut now_ns) {
-                backoff.busy();
-            } else {
-                backoff.idle();
-                // While answers come the time is looked at with each of them.
-                if backoff.is_long() {
-                    now_ns = self.clock.now_ns();
-                    self.count_silence(now_ns);
-                }
-            }
-            if now_ns >= self.report_at_ns {
-                self.report_at_ns = now_ns + REPORT_NS;
-                self.report(false, link)?;
-            }
-        }
-        self.report(true, link)
     }
 
     /// Takes a completion, judges it, and makes the next call in its place.

@@ -104,6 +104,8 @@ bugs! {
     DrainEndless = "drain-endless",
     /// Groups take turns although only one has demand.
     IdleGroupsServed = "idle-groups-served",
+    /// A connection is moved to another group while it waits in its own.
+    MovedWhileWaiting = "moved-while-waiting",
     /// Small groups are never merged.
     NeverMerged = "never-merged",
     /// Completions are asked for too seldom.
@@ -134,10 +136,6 @@ bugs! {
     RefusalIgnored = "refusal-ignored",
     /// The client goes on writing after a refused WRITE.
     RefusalNotBarring = "refusal-not-barring",
-    /// The client does not count its answers towards the window.
-    AnswersNotCounted = "answers-not-counted",
-    /// The client sends a call before the server took the one that has its block.
-    BlockReusedEarly = "block-reused-early",
     /// The client says that it is quiet, and writes on.
     QuietTooEarly = "quiet-too-early",
     /// The demand byte is forgotten.

@@ -165,6 +165,8 @@ pub enum Violation {
     Flags,
     /// An endpoint entry that names calls other than those that come next, or too many.
     Calls,
+    /// A call more than the window holds.
+    Window,
     /// An endpoint entry whose staged batch is not inside the client's staging area.
     Staging,
     /// A response to a call that is not outstanding.
@@ -179,6 +181,7 @@ impl core::fmt::Display for Violation {
             Self::Length => "a message longer than its block",
             Self::Flags => "unknown or misplaced flags",
             Self::Calls => "an endpoint entry with the wrong calls",
+            Self::Window => "more calls than the window holds",
             Self::Staging => "a staged batch outside of the staging area",
             Self::Slot => "a response to a call that is not outstanding",
             Self::Mapping => "a zone, pool or epoch that cannot be",

@@ -3,7 +3,7 @@
 use scalerpc_core::client::{CallRecord, ClientConn};
 use scalerpc_core::post::Limits;
 use scalerpc_core::server::{
-    Active, Conn, Group, SendSlot, ServerConfig, ServerMemory, ServerSizes, Zone,
+    Active, Conn, Group, Member, SendSlot, ServerConfig, ServerMemory, ServerSizes, Zone,
 };
 use scalerpc_core::{ClientEngine, Geometry, ServerEngine, Store};
 
@@ -24,6 +24,7 @@ pub fn server_engine(
     let sizes = ServerSizes::of(&geometry);
     let memory = ServerMemory {
         conns: vec![Conn::default(); sizes.seats].into(),
+        members: vec![Member::default(); sizes.seats].into(),
         demand_seen: vec![0; sizes.seats].into(),
         zones: vec![Zone::default(); sizes.zones].into(),
         free_zones: vec![0; sizes.zones].into(),

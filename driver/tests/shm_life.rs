@@ -57,6 +57,33 @@ fn child_process() {
             say(&format!("stopped by {outcome:?}"));
             sleep_forever();
         }
+        "forks" => {
+            let _client = connect(&path, 2);
+            let orphan = fork(|| {
+                // SAFETY: it touches no memory.
+                unsafe { libc::sleep(2 * PATIENCE.as_secs() as u32) };
+            });
+            say(&format!("forked {orphan}"));
+            sleep_forever();
+        }
+        "drops in a fork" => {
+            let mut client = Some(connect(&path, 2));
+            wait_for_end(fork(|| drop(client.take())));
+            say("dropped");
+            std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
+            let client = client.as_mut().unwrap();
+            client.private().store(0, 77);
+            let wr = write_wr(0, 0, client.geometry().endpoint(0), 8);
+            client.post_write(&wr).unwrap();
+            say("written");
+            sleep_forever();
+        }
+        "server drops in a fork" => {
+            let mut server = Some(serve(&path, 4));
+            wait_for_end(fork(|| drop(server.take())));
+            say("dropped");
+            sleep_forever();
+        }
         "server" => {
             let _server = serve(&path, 4);
             say("ready");
@@ -64,6 +91,26 @@ fn child_process() {
         }
         _ => panic!("no such role: {role}"),
     }
+}
+
+/// Runs something in a fork of this process, which then ends at once; returns its id.
+fn fork(what: impl FnOnce()) -> i32 {
+    // SAFETY: the child has this thread alone, and runs `what` and `_exit`: what it is given takes no lock that
+    // another thread may have held.
+    let id = unsafe { libc::fork() };
+    assert!(id >= 0);
+    if id == 0 {
+        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(what)).is_err();
+        // SAFETY: it touches no memory, and runs nothing of this process's.
+        unsafe { libc::_exit(panicked.into()) };
+    }
+    id
+}
+
+fn wait_for_end(id: i32) {
+    let id = rustix::process::Pid::from_raw(id);
+    let ended = rustix::process::waitpid(id, rustix::process::WaitOptions::empty()).unwrap();
+    assert_eq!(ended.unwrap().1.exit_status(), Some(0));
 }
 
 /// Closes the only Unix socket of this process, as a program does that closes everything it inherited.
@@ -233,6 +280,52 @@ fn a_client_that_exits_without_goodbye_is_gone() {
     process.close_stdin();
     assert!(process.wait().success());
     assert_eq!(gone(&mut server, 2), [0, 1]);
+}
+
+/// A fork keeps a copy of the socket, and says nothing about the process that the seats were given to.
+#[test]
+fn a_killed_client_is_gone_though_a_fork_of_it_lives() {
+    let (_dir, path) = place();
+    let mut server = serve(&path, 4);
+    let mut process = child("forks", &path);
+    let orphan = process.line("forked ").parse().unwrap();
+    let orphan = Orphan(rustix::process::Pid::from_raw(orphan).unwrap());
+    opened(&mut server, 2);
+    assert_quiet(&mut server, "both live");
+    process.kill();
+    assert_eq!(gone(&mut server, 2), [0, 1]);
+    assert!(rustix::process::test_kill_process(orphan.0).is_ok());
+}
+
+/// A process of nobody's, killed on drop.
+struct Orphan(rustix::process::Pid);
+
+impl Drop for Orphan {
+    fn drop(&mut self) {
+        let _ = rustix::process::kill_process(self.0, Signal::KILL);
+    }
+}
+
+/// A fork drops what it inherits when it returns from its own work. The goodbye would let others have zones to
+/// which the client still writes.
+#[test]
+fn what_a_fork_drops_goes_on_in_the_process_that_made_it() {
+    let (_dir, path) = place();
+    let mut server = serve(&path, 4);
+    let mut process = child("drops in a fork", &path);
+    process.expect("dropped");
+    opened(&mut server, 2);
+    assert_quiet(&mut server, "the client lives");
+    process.close_stdin();
+    process.expect("written");
+    let written = server.exposed().load(server.geometry().endpoint(0));
+    assert_eq!(written, 77);
+    drop((server, process));
+
+    let mut process = child("server drops in a fork", &path);
+    process.expect("dropped");
+    let mut client = connect(&path, 1);
+    assert_quiet(&mut client, "the server lives");
 }
 
 #[test]

@@ -1,57 +1,41 @@
 //! One connection.
 
-use std::path::Path;
 use std::time::Duration;
 
 use scalerpc_core::Geometry;
 use scalerpc_core::client::{ClientCounters, ClientState};
 use scalerpc_driver::Fabric;
 use scalerpc_driver::shm::ShmClient;
-#[cfg(feature = "verbs")]
-use scalerpc_driver::verbs;
 
-use crate::error::{CallError, SetupError};
+use crate::error::CallError;
 use crate::set::{Accepted, CallId, ClientSet, Completion};
 
 /// One connection to a server.
+///
+/// It may go from thread to thread, but two cannot use it at once:
+///
+/// ```compile_fail,E0499
+/// fn both(client: &mut scalerpc::Client) {
+///     std::thread::scope(|scope| {
+///         scope.spawn(|| client.call(1, b"from one thread").is_ok());
+///         scope.spawn(|| client.call(1, b"from another one").is_ok());
+///     });
+/// }
+/// ```
 pub struct Client<F: Fabric = ShmClient> {
     set: ClientSet<F>,
     timeout: Duration,
 }
 
-impl Client {
-    /// Connects to the server at a Unix socket on this host.
-    ///
-    /// # Errors
-    ///
-    /// [`SetupError`] names the step that failed, and what helps.
-    pub fn connect(path: impl AsRef<Path>) -> Result<Self, SetupError> {
-        Ok(Self {
-            set: ClientSet::connect(path, 1)?,
-            timeout: Duration::from_secs(5),
-        })
-    }
-}
-
-#[cfg(feature = "verbs")]
-impl Client<verbs::VerbsClient> {
-    /// Connects over RDMA to the server that listens at `address`.
-    ///
-    /// # Errors
-    ///
-    /// [`SetupError`] names the step that failed, and what helps.
-    pub fn connect_verbs(
-        address: impl std::net::ToSocketAddrs + std::fmt::Debug,
-        options: &verbs::ClientOptions,
-    ) -> Result<Self, SetupError> {
-        Ok(Self {
-            set: ClientSet::connect_verbs(address, 1, options)?,
-            timeout: Duration::from_secs(5),
-        })
-    }
-}
-
 impl<F: Fabric> Client<F> {
+    /// The first connection of a set; that is all of it, as a rule.
+    pub fn over(set: ClientSet<F>) -> Self {
+        Self {
+            set,
+            timeout: Duration::from_secs(5),
+        }
+    }
+
     /// How long [`call`](Self::call) waits. Default 5 s.
     pub fn set_timeout(&mut self, timeout: Duration) {
         self.timeout = timeout;

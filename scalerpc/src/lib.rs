@@ -6,6 +6,7 @@
 //! See the README for a picture and an example, and `DESIGN.md` for the protocol and its rules.
 
 mod client;
+mod connect;
 mod error;
 mod server;
 mod set;
@@ -14,7 +15,7 @@ mod wait;
 pub use client::Client;
 pub use error::{CallError, SetupError};
 pub use scalerpc_core::client::{ClientCounters, ClientState};
-pub use scalerpc_core::server::Counters;
+pub use scalerpc_core::server::{Class, Counters, Grouping, Priority};
 pub use scalerpc_core::wire::{Status, Violation};
 pub use scalerpc_core::{Geometry, GeometryConfig, GeometryError, Mapping};
 pub use scalerpc_driver::shm::{ClientOptions, MemoryReport};

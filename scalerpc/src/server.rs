@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use scalerpc_core::post::{ReadWr, WriteWr};
 use scalerpc_core::server::{
-    Action, Call, Counters, OpenConn, ServerConfig, ServerEngine, ServerSizes,
+    Action, Call, Class, Counters, Grouping, OpenConn, Priority, ServerConfig, ServerEngine,
+    ServerSizes,
 };
 use scalerpc_core::wire::{Status, Violation};
 use scalerpc_core::{Geometry, GeometryConfig, Mapping, Memory};
@@ -113,6 +114,12 @@ impl ServerBuilder {
         self
     }
 
+    /// How connections are put into groups. Default [`Grouping::Priority`].
+    pub fn grouping(mut self, grouping: Grouping) -> Self {
+        self.config.grouping = grouping;
+        self
+    }
+
     /// A group from which nothing has come for this long yields to one that is ready. Default 10 us.
     pub fn idle_switch(mut self, idle: Duration) -> Self {
         self.config.idle_switch_ns = nanoseconds(idle);
@@ -177,8 +184,7 @@ impl ServerBuilder {
 
     /// Listens for clients that connect to `address` over TCP, and serves them over RDMA reliable connections.
     ///
-    /// Of what this builder was told, the pages and the NUMA node of its memory and `links_max` hold for shared memory
-    /// only: `options` has its own.
+    /// Pages, NUMA node and `links_max` are this builder's; those in `options` are not looked at.
     ///
     /// # Errors
     ///
@@ -191,8 +197,23 @@ impl ServerBuilder {
         options: &verbs::ServerOptions,
     ) -> Result<Server<verbs::VerbsServer>, SetupError> {
         let geometry = Geometry::new(self.geometry)?;
-        let fabric = verbs::VerbsServer::listen(address, geometry, options)?;
+        let options = verbs::ServerOptions {
+            page_policy: self.options.page_policy,
+            numa_node: self.options.numa_node,
+            links_max: self.options.links_max,
+            ..options.clone()
+        };
+        let fabric = verbs::VerbsServer::listen(address, geometry, &options)?;
         self.build(geometry, fabric)
+    }
+
+    /// The sizes that have been chosen so far, for a back end that [`build`](Self::build) is to get.
+    ///
+    /// # Errors
+    ///
+    /// [`SetupError::Geometry`]: they cannot be used.
+    pub fn geometry(&self) -> Result<Geometry, SetupError> {
+        Ok(Geometry::new(self.geometry)?)
     }
 
     /// A server over another back end, whose memory has this geometry's sizes.
@@ -444,6 +465,17 @@ impl<F: Fabric> Server<F> {
         if posted.is_err() {
             self.engine.failed(read.connection);
         }
+    }
+
+    /// Gives a connection a weight, or a class of its own, until it ends. It is moved to another group when its
+    /// group's next slice has ended. False if there is no such connection.
+    pub fn set_priority(&mut self, seat: u32, priority: Priority) -> bool {
+        self.engine.set_priority(seat, priority)
+    }
+
+    /// With whom a connection is served; `None` if the seat is free.
+    pub fn class(&self, seat: u32) -> Option<Class> {
+        self.engine.class(seat)
     }
 
     /// What happened so far.

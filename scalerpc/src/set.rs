@@ -1,7 +1,6 @@
 //! Many connections that one thread polls.
 
 use std::collections::VecDeque;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use scalerpc_core::client::{
@@ -10,10 +9,8 @@ use scalerpc_core::client::{
 use scalerpc_core::post::Completion as WorkCompletion;
 use scalerpc_core::wire::{Status, Violation};
 use scalerpc_core::{Geometry, Mapping, Memory, Store};
-use scalerpc_driver::shm::{ClientOptions, ShmClient};
+use scalerpc_driver::shm::ShmClient;
 use scalerpc_driver::store::{self, Boxed};
-#[cfg(feature = "verbs")]
-use scalerpc_driver::verbs;
 use scalerpc_driver::{Fabric, FabricEvent, PostError};
 
 use crate::error::{CallError, SetupError};
@@ -109,64 +106,6 @@ pub struct ClientSet<F: Fabric = ShmClient> {
     stash: VecDeque<Stashed>,
     /// Holds the bytes of the stashed completion that was given out last.
     given: Vec<u8>,
-}
-
-impl ClientSet {
-    /// Connects to the server at a Unix socket on this host, with that many connections.
-    ///
-    /// # Errors
-    ///
-    /// [`SetupError`] names the step that failed, and what helps.
-    pub fn connect(path: impl AsRef<Path>, connections: u32) -> Result<Self, SetupError> {
-        Self::connect_with(path, connections, ClientOptions::default())
-    }
-
-    /// As [`connect`](Self::connect), with options.
-    ///
-    /// # Errors
-    ///
-    /// As [`connect`](Self::connect).
-    pub fn connect_with(
-        path: impl AsRef<Path>,
-        connections: u32,
-        options: ClientOptions,
-    ) -> Result<Self, SetupError> {
-        let fabric = ShmClient::connect(path, connections, options)?;
-        let geometry = *fabric.geometry();
-        let conns: Vec<_> = (0..connections)
-            .map(|connection| ClientConn {
-                connection,
-                seat: fabric.seat(connection),
-                owner: fabric.owner(connection),
-            })
-            .collect();
-        Self::over(fabric, geometry, &conns)
-    }
-}
-
-#[cfg(feature = "verbs")]
-impl ClientSet<verbs::VerbsClient> {
-    /// Connects over RDMA to the server that listens at `address`, with that many connections.
-    ///
-    /// # Errors
-    ///
-    /// [`SetupError`] names the step that failed, and what helps.
-    pub fn connect_verbs(
-        address: impl std::net::ToSocketAddrs + std::fmt::Debug,
-        connections: u32,
-        options: &verbs::ClientOptions,
-    ) -> Result<Self, SetupError> {
-        let fabric = verbs::VerbsClient::connect(address, connections, options)?;
-        let geometry = *fabric.geometry();
-        let conns: Vec<_> = (0..connections)
-            .map(|connection| ClientConn {
-                connection,
-                seat: fabric.seat(connection),
-                owner: fabric.owner(connection),
-            })
-            .collect();
-        Self::over(fabric, geometry, &conns)
-    }
 }
 
 impl<F: Fabric> ClientSet<F> {

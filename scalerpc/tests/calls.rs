@@ -26,6 +26,10 @@ impl BackEnd for Shm {
         )
     }
 
+    fn listen_again(builder: ServerBuilder, place: &Self::Place) -> Server {
+        builder.listen(place.path().join("socket")).unwrap()
+    }
+
     fn connect(place: &Self::Place, connections: u32) -> ClientSet {
         ClientSet::connect(place.path().join("socket"), connections).unwrap()
     }
@@ -43,4 +47,6 @@ bodies::tests! { Shm, [allow(clippy::unwrap_used)];
     completions_of_other_calls_survive_a_call_that_waits
     when_the_server_goes_calls_end_and_say_whether_they_ran
     a_call_that_waits_asks_by_the_clock_whether_the_server_is_there
+    a_server_in_the_place_of_another_one_answers_only_its_own_clients
+    a_busy_server_still_opens_and_closes_connections
 }

@@ -5,6 +5,7 @@ use scalerpc_core::client::ClientState;
 use scalerpc_core::server::REVOKE_BACKOFF_MAX;
 
 use crate::fabric::Unkind;
+use crate::faults::Bait;
 use crate::oracle::Broken;
 use crate::world::{Wait, World, tell};
 
@@ -71,6 +72,11 @@ impl World {
         let silence_ns = match self.config.limits.can_revoke {
             true => config.revoke_after_ns,
             false => config.fence_after_ns,
+        };
+        // READs of the dead hang until the fabric notices.
+        let silence_ns = match dead {
+            0 => silence_ns,
+            _ => silence_ns.max(self.config.chances.death_ns),
         };
         match bad {
             0 => rotation_ns,
@@ -207,8 +213,9 @@ impl World {
             ));
         }
         let virtual_mapping = self.geometry.mapping() == Mapping::Virtual;
+        // A request may never be looked at: its tenancy may end first.
         let mut baits = self.peers.iter().flatten().filter_map(|peer| peer.bait);
-        match baits.next() {
+        match baits.find(|it| matches!(it, Bait::Entry(_))) {
             Some(bait) if virtual_mapping => Err(format!("R12: {bait:?} had no consequences")),
             _ => Ok(()),
         }

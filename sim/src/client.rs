@@ -9,6 +9,9 @@ use scalerpc_driver::{Fabric, FabricEvent, PostError};
 use crate::oracle::{Broken, Request};
 use crate::world::{World, tell};
 
+/// A client's turn cannot have more WRITEs.
+const POSTS_MAX: u32 = 1_000;
+
 impl World {
     /// Takes answers, makes calls, posts.
     pub(crate) fn poll_client(
@@ -136,11 +139,15 @@ impl World {
         let Some(peer) = &mut self.peers[seat] else {
             return Ok(());
         };
-        let (mut refused, mut quiet) = (0, 0);
+        let (mut refused, mut quiet, mut posts) = (0, 0, 0);
         while let Some(wr) = peer
             .engine
             .next_write(peer.end.exposed(), peer.end.private())
         {
+            posts += 1;
+            if posts > POSTS_MAX {
+                return Err(format!("R11: seat {seat} posts without end"));
+            }
             // A message goes to a zone, or an entry says what is staged.
             let is_entry = wr.epoch.is_none() && wr.len > 8;
             if wr.epoch.is_some() || is_entry {

@@ -3,7 +3,7 @@
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use scalerpc_core::post::Limits;
-use scalerpc_core::server::ServerConfig;
+use scalerpc_core::server::{Grouping, ServerConfig};
 use scalerpc_core::wire::Placement;
 use scalerpc_core::{Geometry, GeometryConfig, Mapping};
 
@@ -34,12 +34,18 @@ pub struct Config {
 pub struct Chances {
     /// A client makes a call.
     pub call: u32,
+    /// Three clients of four call so many times less often.
+    pub coolness: u32,
+    /// An operator gives a connection another priority.
+    pub operate: u32,
     /// A call is cancelled.
     pub cancel: u32,
     /// A client stops, for a random time.
     pub stop: u32,
     /// A client dies.
     pub die: u32,
+    /// Most nanoseconds until the fabric notices that.
+    pub death_ns: u64,
     /// A connection fails.
     pub fail: u32,
     /// A client writes what it must not.
@@ -70,7 +76,7 @@ impl Config {
         } else {
             Mapping::Virtual
         };
-        let geometry = GeometryConfig {
+        let mut geometry = GeometryConfig {
             clients_max: rng.random_range(1..=24),
             group_size: rng.random_range(1..=8),
             window,
@@ -78,12 +84,13 @@ impl Config {
             response_max_bytes: [0, 8, 32, 64, 200][rng.random_range(0..5)],
             mapping,
         };
-        let server = ServerConfig {
+        let mut server = ServerConfig {
             time_slice_ns: [1_000, 20_000, 100_000][rng.random_range(0..3)],
             idle_switch_ns: [0, 500, 10_000][rng.random_range(0..3)],
             revoke_after_ns: [0, 5_000, 200_000][rng.random_range(0..3)],
             fence_after_ns: [100_000, 1_000_000, 100_000_000][rng.random_range(0..3)],
             burst: rng.random_range(1..=8),
+            grouping: Grouping::Priority,
         };
         let sge_max = rng.random_range(1..=8);
         let limits = Limits {
@@ -97,16 +104,19 @@ impl Config {
                 Placement::AnyOrder
             },
         };
-        let chances = Chances {
+        let mut chances = Chances {
             cancel: rare(&mut rng, 20),
             stop: rare(&mut rng, 5),
             die: rare(&mut rng, 3),
+            death_ns: [10_000, 1_000_000, 100_000_000][rng.random_range(0..3)],
             fail: rare(&mut rng, 3),
             lie: rare(&mut rng, 20),
             mute: rare(&mut rng, 2),
             defer: rare(&mut rng, 300),
             connect: 50,
             call: rng.random_range(20..=900),
+            coolness: 1,
+            operate: rare(&mut rng, 2),
             deliver: rng.random_range(50..=900),
             poll: rng.random_range(50..=900),
             burst: rng.random_range(1..=2 * window),
@@ -118,6 +128,17 @@ impl Config {
             hesitate: rare(&mut rng, 500),
             fence_ns: [1, 10_000, 100_000, 2_000_000][rng.random_range(0..4)],
         };
+        if rng.random_ratio(1, 4) {
+            server.grouping = Grouping::Arrival;
+        }
+        if rng.random() {
+            chances.coolness = 1 << rng.random_range(3..8);
+        }
+        if rng.random_ratio(1, 8) {
+            server.idle_switch_ns = 0;
+            geometry.clients_max = 24;
+            chances.throng(window);
+        }
         Self {
             seed,
             geometry,
@@ -133,6 +154,14 @@ impl Config {
     /// The geometry, which a drawn configuration always has.
     pub fn sizes(&self) -> Result<Geometry, String> {
         Geometry::new(self.geometry).map_err(|error| error.to_string())
+    }
+}
+
+impl Chances {
+    /// Everybody calls all the time, and nothing goes wrong.
+    fn throng(&mut self, window: u32) {
+        (self.stop, self.mute, self.die, self.fail, self.lie) = (0, 0, 0, 0, 0);
+        (self.connect, self.call, self.burst) = (1000, 900, window);
     }
 }
 

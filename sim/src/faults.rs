@@ -3,7 +3,7 @@
 use rand::Rng;
 use scalerpc_core::Memory;
 use scalerpc_core::client::{ClientConn, ClientState};
-use scalerpc_core::server::ConnState;
+use scalerpc_core::server::{Class, ConnState, Priority};
 use scalerpc_core::wire::{self, Entry, Head, LINE, Placement, TRAILER_BYTES, valid_word};
 use scalerpc_driver::Fabric;
 use scalerpc_driver::store;
@@ -26,6 +26,9 @@ impl World {
         let chances = self.config.chances;
         if self.peers[seat].is_none() && self.chance(chances.connect) {
             self.connect(seat)?;
+        }
+        if self.chance(chances.operate) {
+            self.operate(seat);
         }
         let nap_ns = self.rng.random_range(0..=100 * chances.step_ns);
         let later_ns = self.now_ns + nap_ns;
@@ -50,7 +53,8 @@ impl World {
         } else if die && !peer.dead {
             peer.dead = true;
             tell!(self, "{seat:>3} ~ dies");
-            self.end.change().die(seat as u32, later_ns);
+            let noticed_ns = self.now_ns + self.rng.random_range(0..=chances.death_ns);
+            self.end.change().die(seat as u32, noticed_ns);
             self.mark("client died");
         } else if fail {
             tell!(self, "{seat:>3} ~ connection fails");
@@ -60,6 +64,23 @@ impl World {
             self.lie(seat);
         }
         Ok(())
+    }
+
+    fn operate(&mut self, seat: usize) {
+        let classes = [
+            None,
+            Some(Class::Low),
+            Some(Class::Normal),
+            Some(Class::High),
+        ];
+        let priority = Priority {
+            weight_log2: self.rng.random_range(-8..=8),
+            class: classes[self.rng.random_range(0..classes.len())],
+        };
+        if self.server.set_priority(seat as u32, priority) {
+            tell!(self, "{seat:>3} ~ has {priority:?}");
+            self.mark("priority set");
+        }
     }
 
     fn connect(&mut self, seat: usize) -> Result<(), Broken> {

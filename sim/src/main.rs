@@ -95,14 +95,7 @@ fn replay(seed: u64) -> ExitCode {
 fn hunt(first: u64, filter: &str) -> ExitCode {
     use scalerpc_sim::mutants;
 
-    let all = mutants::run(first, filter, |caught| {
-        let why = caught.why.as_deref().unwrap_or("NOT NOTICED");
-        let seconds = caught.took.as_secs_f64();
-        println!(
-            "{:<24} {:>5} seeds {seconds:>6.1} s  {why}",
-            caught.name, caught.seeds
-        );
-    });
+    let all = mutants::run(first, filter, |caught| println!("{caught}"));
     let escaped = all.iter().filter(|caught| caught.why.is_none()).count();
     println!(
         "{} bugs, {} noticed, {escaped} not noticed",

@@ -3,6 +3,7 @@
 //! Only with `--cfg scalerpc_mutant`; see [`Bug`].
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::time::{Duration, Instant};
 
 use scalerpc_core::mutant::{self, Bug};
@@ -24,6 +25,21 @@ pub struct Caught {
     pub why: Option<String>,
     /// How long it took.
     pub took: Duration,
+}
+
+impl fmt::Display for Caught {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let why = self.why.as_deref().unwrap_or("NOT NOTICED");
+        // What the engines say of themselves is long, and follows.
+        let why = why.split(": Counters").next().unwrap_or(why);
+        write!(
+            f,
+            "{:<24} {:>5} seeds {:>6.1} s  {why:.100}",
+            self.name,
+            self.seeds,
+            self.took.as_secs_f64()
+        )
+    }
 }
 
 /// Plays seeds from `first` with each bug whose name contains `filter`, until one breaks a rule.

@@ -9,7 +9,7 @@ use scalerpc_core::server::{Call, Counters};
 use scalerpc_core::{ClientEngine, Geometry, ServerEngine};
 use scalerpc_driver::store::{self, Boxed};
 
-use crate::config::Config;
+use crate::config::{Chances, Config};
 use crate::fabric::{ClientEnd, Net, ServerEnd};
 use crate::faults::Bait;
 use crate::oracle::{Broken, Oracle, Request};
@@ -167,7 +167,9 @@ impl World {
                 self.deliver(seat, false)?;
             }
             if self.chance(self.config.chances.poll) {
-                let calls = match self.chance(self.config.chances.call) {
+                let Chances { call, coolness, .. } = self.config.chances;
+                let call = if seat % 4 == 0 { call } else { call / coolness };
+                let calls = match self.chance(call) {
                     true => self.config.chances.burst,
                     false => 0,
                 };

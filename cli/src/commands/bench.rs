@@ -5,10 +5,9 @@ use std::hash::BuildHasher;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use clap::Args;
-use scalerpc::{Client, ClientOptions, Clock, PagePolicy};
+use scalerpc::{Clock, PagePolicy};
 use scalerpc_cli::meta::tree::{LoadReport, Tree};
 use serde::Serialize;
 
@@ -17,7 +16,8 @@ use crate::fleet::{Fleet, Lost};
 use crate::measured::Load;
 use crate::messages::Order;
 use crate::options::{self, LoadArgs};
-use crate::output::{Output, note, readable};
+use crate::output::{Output, note};
+use crate::place::PlaceArgs;
 use crate::remote::Remote;
 use crate::report::{LostJson, Part, PartJson, grouped};
 use crate::rounds::{Rounds, Unwatched};
@@ -37,9 +37,8 @@ const CLEAN_UP_NS: u64 = 10_000_000_000;
 #[derive(Args, Clone, Debug)]
 #[command(after_help = BENCH_HELP)]
 pub(crate) struct Bench {
-    /// Where the server listens
-    #[arg(long, value_name = "PATH")]
-    socket: PathBuf,
+    #[command(flatten)]
+    place: PlaceArgs,
     /// The directory that the server serves; it must not have changed since the server was started
     #[arg(long, value_name = "DIR")]
     tree: Option<PathBuf>,
@@ -67,6 +66,7 @@ Examples:
   scalerpc bench --socket /tmp/meta.sock
   scalerpc bench --socket /tmp/meta.sock --clients 400 --seconds 10 --json
   scalerpc bench --socket /tmp/meta.sock --clients 1 --window 1 --mix stat=1
+  scalerpc bench --verbs 10.0.0.1:7471
 
 Exit codes:
   0  all answers are right; a client process that somebody else has killed is
@@ -96,22 +96,18 @@ impl Bench {
         let (tree, loaded) = self.tree()?;
         let clock = Clock::start();
         let plan = Plan {
-            targets: vec![self.socket.clone()],
+            targets: vec![self.place.place()],
             tree: Arc::clone(&tree),
             mix: self.load.mix,
             seed: self.load.seed,
             window: self.window,
-            options: ClientOptions {
-                page_policy: self.pages,
-                timeout: Duration::from_secs(30),
-                ..ClientOptions::default()
-            },
+            pages: self.pages,
             clock,
         };
         // Two that were never told apart by the server would take each other's nodes for their own.
         let first_client = RandomState::new().hash_one(std::process::id()) as u32;
         let mut fleet = Fleet::start(&plan, self.clients, processes, first_client)?;
-        fleet.connect()?;
+        fleet.connect(Vec::new())?;
         note(format_args!(
             "client processes: {}",
             fleet
@@ -154,23 +150,19 @@ impl Bench {
         if let Some(dir) = &self.tree {
             return options::load_tree(dir);
         }
-        let client = Client::connect(&self.socket).map_err(|error| error.to_string())?;
+        let place = self.place.place();
+        let client = place.client()?;
         let mut remote = Remote::new(client);
         let loaded = Tree::load_from(&mut remote, Path::new(""), None);
-        let (tree, report) = loaded
-            .map_err(|error| format!("the tree of the server at {}: {error}", self.shown()))?;
+        let (tree, report) =
+            loaded.map_err(|error| format!("the tree of the server at {place}: {error}"))?;
         options::tell_skipped(&report);
         if let Some(path) = remote.changed(&tree).map_err(|error| error.to_string())? {
             return Err(format!(
-                "the server at {}: {path}, so what it must answer cannot be told; start it again",
-                self.shown()
+                "the server at {place}: {path}, so what it must answer cannot be told; start it again"
             ));
         }
         Ok((Arc::new(tree), report))
-    }
-
-    fn shown(&self) -> String {
-        readable(self.socket.as_os_str().as_encoded_bytes())
     }
 
     fn finish(
@@ -194,7 +186,7 @@ impl Bench {
             };
             output.line(serde_json::to_string(&json).map_err(|error| error.to_string())?);
         } else {
-            output.line(options::tree_line(&self.socket, loaded));
+            output.line(options::tree_line(&self.place.place().to_string(), loaded));
             output.line(format!(
                 "load     {} clients in {processes} processes, {:.1} s",
                 grouped(self.clients.into()),

@@ -1,15 +1,15 @@
 //! `scalerpc call`: one call to a running server.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
 
 use clap::Args;
-use scalerpc::{CallError, Client, Status as CallStatus};
+use scalerpc::{CallError, Status as CallStatus};
 use scalerpc_cli::meta::wire::{self, Attr, Kind, Method, Request};
 use serde_json::{Value, json};
 
 use super::{Outcome, Verdict};
 use crate::output::{Output, note, readable};
+use crate::place::{Calls, PlaceArgs};
 use crate::remote::{Refused, Remote, normalised};
 use crate::report::{date, grouped};
 
@@ -20,9 +20,8 @@ use crate::report::{date, grouped};
 #[derive(Args, Clone, Debug)]
 #[command(after_help = CALL_HELP)]
 pub(crate) struct Call {
-    /// Where the server listens
-    #[arg(long, value_name = "PATH")]
-    socket: PathBuf,
+    #[command(flatten)]
+    place: PlaceArgs,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -133,8 +132,8 @@ impl Call {
         }
     }
 
-    fn connect(&self) -> Result<Client, Problem> {
-        Client::connect(&self.socket).map_err(|error| Problem::Usage(error.to_string()))
+    fn connect(&self) -> Result<Box<dyn Calls>, Problem> {
+        self.place.place().client().map_err(Problem::Usage)
     }
 
     fn known(&self, method: Method, path: &[u8]) -> Result<Answer, Problem> {

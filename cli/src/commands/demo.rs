@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use scalerpc::{ClientOptions, Clock, Counters};
+use scalerpc::{Clock, Counters};
 use scalerpc_cli::meta::tree::{LoadReport, Tree};
 use serde::Serialize;
 
@@ -14,8 +14,9 @@ use super::{Outcome, Verdict};
 use crate::fleet::{Fleet, Lost};
 use crate::hosting::{Host, Hosted};
 use crate::measured::{self, Load, Served};
-use crate::options::{self, LoadArgs, MappingChoice, ServerArgs};
-use crate::output::{Output, note};
+use crate::options::{self, LoadArgs, MappingChoice, ServerArgs, VerbsArgs};
+use crate::output::{Output, note, readable};
+use crate::place::Place;
 use crate::report::{self, LostJson, Part, PartJson};
 use crate::rounds::{Rounds, Watch};
 use crate::sys;
@@ -83,6 +84,11 @@ pub(crate) struct Demo {
     /// Its fields are those of the first mapping; those of the static mapping are under `static`.
     #[arg(long)]
     json: bool,
+    /// Over RDMA: the clients reach the server through the device, even on this host
+    #[arg(long)]
+    verbs: bool,
+    #[command(flatten)]
+    selection: VerbsArgs,
     #[command(flatten)]
     load: LoadArgs,
     #[command(flatten)]
@@ -94,6 +100,7 @@ Examples:
   scalerpc demo
   scalerpc demo --tree /etc --clients 2000 --processes 8 --seconds 10
   scalerpc demo --mapping virtual --mix stat=90,readdir=10 --slice-us 200
+  scalerpc demo --verbs --clients 300
   scalerpc demo --json | tail -n1 | jq .throughput_ops
 
 Exit codes:
@@ -143,7 +150,7 @@ impl Demo {
         // Before any thread is started: the client processes share the tree by being forked.
         let mut fleet = Fleet::start(&plan, self.clients, processes, 0)?;
         let mut shown = Shown::start(self, &plan, &tree)?;
-        fleet.connect()?;
+        fleet.connect(std::mem::take(&mut shown.addresses))?;
         shown.wait_until_open(self.clients, plan.clock)?;
         // Whatever happens from here on, nothing is left behind.
         drop(dir);
@@ -216,18 +223,24 @@ impl Demo {
     fn plan(&self, tree: &Arc<Tree>, dir: &Path) -> Plan {
         let targets = self.mapping.choices().iter();
         Plan {
-            targets: targets.map(|choice| dir.join(choice.name())).collect(),
+            targets: targets.map(|choice| self.place(dir, *choice)).collect(),
             tree: Arc::clone(tree),
             mix: self.load.mix,
             seed: self.load.seed,
             window: Some(self.window),
-            options: ClientOptions {
-                page_policy: self.server.pages,
-                // With many processes on few cores the last one waits for a while.
-                timeout: Duration::from_secs(30),
-                ..ClientOptions::default()
-            },
+            pages: self.server.pages,
             clock: Clock::start(),
+        }
+    }
+
+    fn place(&self, dir: &Path, choice: MappingChoice) -> Place {
+        match self.verbs || self.selection.is_given() {
+            false => Place::Shm(dir.join(choice.name())),
+            true => Place::Verbs {
+                // The clients are told the port; only the set-up goes through it.
+                address: "127.0.0.1:0".to_owned(),
+                selection: self.selection.clone(),
+            },
         }
     }
 
@@ -253,7 +266,8 @@ impl Demo {
             let text = serde_json::to_string(&json).map_err(|error| error.to_string())?;
             output.line(text);
         } else {
-            output.line(options::tree_line(&self.tree, loaded));
+            let tree = readable(self.tree.as_os_str().as_encoded_bytes());
+            output.line(options::tree_line(&tree, loaded));
             output.line(format!(
                 "load     {} clients in {processes} processes, {} calls outstanding each",
                 report::grouped(self.clients.into()),
@@ -263,7 +277,8 @@ impl Demo {
             output.line(format!(
                 "server   one thread; groups of {}, slices of {} us",
                 self.server.group(),
-                self.server.slice_us(),
+                self.server
+                    .slice_us(self.verbs || self.selection.is_given()),
             ));
             tables(parts, &mut output);
             summary(parts, &lost, interrupted, &mut output);
@@ -301,7 +316,7 @@ impl Demo {
             processes,
             window: self.window,
             tree: TreeJson {
-                dir: crate::output::readable(self.tree.as_os_str().as_encoded_bytes()),
+                dir: readable(self.tree.as_os_str().as_encoded_bytes()),
                 entries: loaded.entries,
                 dirs: loaded.dirs,
                 skipped: loaded.skipped,
@@ -391,6 +406,8 @@ fn summary(parts: &[Part], lost: &[Lost], interrupted: bool, output: &mut Output
 /// The servers that are shown, and what they count.
 struct Shown {
     host: Host,
+    /// Where the servers listen, if clients cannot know.
+    addresses: Vec<String>,
     served: Vec<Served>,
     /// Counters when all clients were there.
     start: Vec<Counters>,
@@ -404,15 +421,17 @@ impl Shown {
     fn start(demo: &Demo, plan: &Plan, tree: &Arc<Tree>) -> Result<Self, String> {
         let mut servers = Vec::new();
         let mut served = Vec::new();
-        for (choice, path) in demo.mapping.choices().iter().zip(&plan.targets) {
+        let mut addresses = Vec::new();
+        for (choice, place) in demo.mapping.choices().iter().zip(&plan.targets) {
             let builder = demo.server.builder(*choice, demo.clients, demo.window);
-            let server = builder.listen(path).map_err(|error| error.to_string())?;
-            let memory = server.memory_report();
+            let server = place.listen(builder, demo.server.pages)?;
+            addresses.extend(server.address().map(|address| address.to_string()));
+            let memory = server.memory();
             served.push(Served {
                 counters: Counters::default(),
                 groups: 0,
                 bytes: server.bytes(),
-                all_bytes: memory.exposed_bytes + memory.private_bytes,
+                all_bytes: memory.bytes,
                 page_size: memory.backing.page_bytes(),
                 backing: memory.backing.to_string(),
             });
@@ -423,6 +442,7 @@ impl Shown {
             .map_err(|error| format!("a thread for the servers: {error}"))?;
         Ok(Self {
             host,
+            addresses,
             start: Vec::new(),
             slices_before: 0,
             slices: vec![0; served.len()],

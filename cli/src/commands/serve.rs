@@ -13,6 +13,7 @@ use crate::hosting::Hosted;
 use crate::measured::Served;
 use crate::options::{self, MappingChoice, ServerArgs};
 use crate::output::{Output, note, readable};
+use crate::place::PlaceArgs;
 use crate::report::{self, ServedJson};
 use crate::sys;
 use crate::worker::Plan;
@@ -20,7 +21,7 @@ use crate::worker::Plan;
 /// While there is no connection at all the server looks for one so often, and leaves the core alone.
 const REST: Duration = Duration::from_millis(1);
 
-/// Serve a directory tree's metadata at a Unix socket
+/// Serve a directory tree's metadata at a Unix socket, or over RDMA
 ///
 /// The tree is loaded into memory once. Clients are `scalerpc call` and `scalerpc bench`, or programs
 /// that use the library. What clients create or remove happens in memory only; the directory itself is
@@ -30,9 +31,8 @@ const REST: Duration = Duration::from_millis(1);
 #[derive(Args, Clone, Debug)]
 #[command(after_help = SERVE_HELP)]
 pub(crate) struct Serve {
-    /// Where to listen; a socket that a server left behind when it was killed is taken over
-    #[arg(long, value_name = "PATH")]
-    socket: PathBuf,
+    #[command(flatten)]
+    place: PlaceArgs,
     /// The directory whose tree is served
     #[arg(long, value_name = "DIR", default_value = options::TREE)]
     tree: PathBuf,
@@ -56,11 +56,14 @@ const SERVE_HELP: &str = "\
 Examples:
   scalerpc serve --socket /tmp/meta.sock
   scalerpc serve --socket /tmp/meta.sock --tree /etc --clients-max 4000
+  scalerpc serve --verbs 10.0.0.1:7471 --device mlx5_0
+
+A socket that a server left behind when it was killed is taken over.
 
 Exit codes:
   0  it was ended by Ctrl-C or SIGTERM
   1  the counters could not be written
-  2  it could not begin, for example because a live server is at that path";
+  2  it could not begin, for example because a live server is there";
 
 #[derive(Serialize)]
 struct ServeJson {
@@ -84,13 +87,17 @@ impl Serve {
         let builder = self
             .server
             .builder(self.mapping, self.clients_max, self.window);
-        let server = builder
-            .listen(&self.socket)
-            .map_err(|error| error.to_string())?;
-        note(options::tree_line(&self.tree, &loaded));
+        let place = self.place.place();
+        let server = place.listen(builder, self.server.pages)?;
+        let shown = match server.address() {
+            Some(address) => address.to_string(),
+            None => place.to_string(),
+        };
+        let tree = readable(self.tree.as_os_str().as_encoded_bytes());
+        note(options::tree_line(&tree, &loaded));
         note(format_args!(
             "serving at {}, process {}, {} mapping, {} seats; Ctrl-C ends it",
-            readable(self.socket.as_os_str().as_encoded_bytes()),
+            shown,
             std::process::id(),
             self.mapping.name(),
             report::grouped(self.clients_max.into()),
@@ -119,13 +126,13 @@ impl Serve {
 
     fn finish(&self, hosted: Hosted, groups: u64) -> Outcome {
         let Hosted { server, service } = hosted;
-        let memory = server.memory_report();
+        let memory = server.memory();
         let counters = server.counters();
         let served = Served {
             counters,
             groups: groups.max(counters.groups),
             bytes: server.bytes(),
-            all_bytes: memory.exposed_bytes + memory.private_bytes,
+            all_bytes: memory.bytes,
             page_size: memory.backing.page_bytes(),
             backing: memory.backing.to_string(),
         };

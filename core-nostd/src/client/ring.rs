@@ -1,6 +1,7 @@
 //! What comes from the server: answers, zones, and switch events.
 
 use super::{ClientEngine, ClientState, RecordState};
+use crate::geometry::Mapping;
 use crate::memory::Memory;
 use crate::mutant::{self, Bug};
 use crate::store::Store;
@@ -107,9 +108,7 @@ impl<S: Store> ClientEngine<S> {
         if !right {
             return Err(Violation::Slot);
         }
-        if !mutant::is(Bug::AnswersNotCounted) {
-            self.answered_max = self.answered_max.max(record.number);
-        }
+        self.answered_max = self.answered_max.max(record.number);
         Ok(at)
     }
 
@@ -153,6 +152,8 @@ impl<S: Store> ClientEngine<S> {
             ClientState::Process => ext.epoch == self.epoch,
             ClientState::Idle | ClientState::Lost => false,
         };
+        // A zone for life is not taken away, nor is another one given for it.
+        let expected = expected && self.geometry.mapping() == Mapping::Virtual;
         // Everything that was answered had been consumed.
         if !expected || ext.consumed < self.answered_max || ext.consumed > self.sent {
             return Err(Violation::Mapping);

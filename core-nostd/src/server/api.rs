@@ -1,5 +1,6 @@
 //! What goes in and out of the engine.
 
+use super::priority::Grouping;
 use crate::post::{ReadWr, WriteWr};
 use crate::wire::Violation;
 
@@ -19,6 +20,8 @@ pub struct ServerConfig {
     pub fence_after_ns: u64,
     /// Most calls that are taken from one connection before the next one is looked at, at least 1.
     pub burst: u32,
+    /// How connections are put into groups.
+    pub grouping: Grouping,
 }
 
 impl Default for ServerConfig {
@@ -29,6 +32,7 @@ impl Default for ServerConfig {
             revoke_after_ns: 200_000,
             fence_after_ns: 1_000_000_000,
             burst: 8,
+            grouping: Grouping::Priority,
         }
     }
 }
@@ -138,6 +142,8 @@ pub struct Counters {
     pub failures: u64,
     /// Connections served in another group's slice, because their fetch outlasted their own.
     pub guests: u64,
+    /// Connections moved to a group of their class.
+    pub moves: u64,
     /// Groups merged.
     pub merges: u64,
     /// Looks at a connection that were in vain because its send queue or the send area was full.

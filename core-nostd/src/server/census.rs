@@ -1,6 +1,8 @@
-//! A count of everything that there is a fixed number of, and of every list: for tests.
+//! A count of everything that there is a fixed number of, and of every list, and views of single zones and
+//! pools: for tests.
 
 use super::ServerEngine;
+use super::priority::Class;
 use super::records::{ConnState, NONE, ZoneState};
 use crate::geometry::Mapping;
 use crate::store::Store;
@@ -22,7 +24,68 @@ pub struct Census {
     pub quarantined_since_ns: Option<u64>,
 }
 
+/// A zone as it is now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ZoneView {
+    /// Who may write to it.
+    pub state: ZoneState,
+    /// Seat of the connection that has it, or had it last.
+    pub seat: u32,
+    /// The tenancy of that connection.
+    pub epoch: u64,
+    /// That connection is still to be told that its tenancy is over.
+    pub event_owed: bool,
+    /// Revocations of that tenancy that were asked for.
+    pub tries: u8,
+}
+
+/// A pool as it is now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolView {
+    /// It is the pool that is processed; else it is the one in warmup.
+    pub processing: bool,
+    /// Its tenancy, unless it is nobody's.
+    pub epoch: Option<u64>,
+    /// Connections of that tenancy whose batch was fetched.
+    pub active: usize,
+    /// Connections of that tenancy whose batch is being fetched.
+    pub fetching: u32,
+    /// Zones that may be given out.
+    pub free: usize,
+}
+
 impl<S: Store> ServerEngine<S> {
+    /// A zone, by its index over both pools.
+    pub fn zone(&self, zone: u32) -> Option<ZoneView> {
+        let record = self.memory.zones.get(zone as usize)?;
+        Some(ZoneView {
+            state: record.state,
+            seat: record.conn,
+            epoch: record.epoch,
+            event_owed: record.event_owed,
+            tries: record.tries,
+        })
+    }
+
+    /// A pool.
+    pub fn pool(&self, pool: u32) -> Option<PoolView> {
+        let tenancy = self.tenancies.get(pool as usize)?;
+        Some(PoolView {
+            processing: pool == self.processing,
+            epoch: (tenancy.group != NONE).then_some(tenancy.epoch),
+            active: tenancy.active,
+            fetching: tenancy.fetching,
+            free: self.free_zones[pool as usize],
+        })
+    }
+
+    /// Sizes of the groups of a class.
+    pub fn group_sizes(&self, class: Class) -> impl Iterator<Item = u32> + '_ {
+        let groups = self.memory.groups.iter();
+        let of_class = groups.filter(move |group| group.class == class && group.len > 0);
+        of_class.map(|group| group.len)
+    }
+
     /// Counts, in time that grows with everything there is.
     ///
     /// # Errors
@@ -38,6 +101,7 @@ impl<S: Store> ServerEngine<S> {
             self.count_zones(&mut census)?;
             self.count_served()?;
             self.count_waiting()?;
+            self.count_members()?;
         }
         Ok(census)
     }
@@ -142,6 +206,33 @@ impl<S: Store> ServerEngine<S> {
             return Err("a connection is served, but not in the list of served ones");
         }
         Ok(())
+    }
+
+    fn count_members(&self) -> Result<(), &'static str> {
+        let mut listed = 0;
+        for (index, group) in (0..).zip(self.memory.groups.iter()) {
+            let (mut len, mut misfits, mut at) = (0, 0, group.members);
+            while at != NONE && len <= group.len {
+                let member = &self.memory.members[at as usize];
+                if self.memory.conns[at as usize].group != index {
+                    return Err("a connection is a member of two groups");
+                }
+                len += 1;
+                misfits += u32::from(member.rating.class != group.class);
+                at = member.next;
+            }
+            if len != group.len || misfits != group.misfits {
+                return Err("the members of a group do not add up");
+            }
+            if len > self.geometry.zones() {
+                return Err("a group has more members than a pool has zones");
+            }
+            listed += u64::from(len);
+        }
+        match listed == self.counters.connections {
+            true => Ok(()),
+            false => Err("a connection is in no group"),
+        }
     }
 
     fn count_waiting(&self) -> Result<(), &'static str> {

@@ -1,6 +1,6 @@
 //! Groups: who belongs to which, who in them waits, and whose turn is next.
 
-use super::records::{Group, NONE};
+use super::records::{Group, Member, NONE};
 use super::{Queue, ServerEngine};
 use crate::mutant::{self, Bug};
 use crate::store::Store;
@@ -8,23 +8,18 @@ use crate::store::Store;
 impl<S: Store> ServerEngine<S> {
     /// Puts a new connection into a group that is not full, or into a new one.
     pub(super) fn join_group(&mut self, seat: u32) {
-        let count = self.memory.groups.len() as u32;
-        let size = self.geometry.group_size();
-        // Other groups lose members, so the search goes around; it begins at the last hit.
-        let group = (0..count)
-            .map(|i| (self.fill_group + i) % count)
-            .find(|&group| {
-                let len = self.memory.groups[group as usize].len;
-                len > 0 && len < size
-            })
-            .or_else(|| (0..count).find(|&group| self.memory.groups[group as usize].len == 0));
-        // One group more than full groups can be: there always is one.
+        let class = self.memory.members[seat as usize].rating.class;
+        let group = self.group_with_room(class).or_else(|| {
+            // There are more groups than full ones of the default size can be: one is not full.
+            let size = self.geometry.group_size();
+            let count = self.memory.groups.len() as u32;
+            (0..count).find(|&group| self.memory.groups[group as usize].len < size)
+        });
         let Some(group) = group else { return };
-        self.fill_group = group;
         self.add_member(group, seat);
     }
 
-    fn add_member(&mut self, group: u32, seat: u32) {
+    pub(super) fn add_member(&mut self, group: u32, seat: u32) {
         let record = &mut self.memory.groups[group as usize];
         if record.len == 0 {
             self.counters.groups += 1;
@@ -32,31 +27,34 @@ impl<S: Store> ServerEngine<S> {
         record.len += 1;
         let next = record.members;
         record.members = seat;
-        let conn = &mut self.memory.conns[seat as usize];
-        conn.group = group;
-        conn.member_prev = NONE;
-        conn.member_next = next;
+        self.memory.conns[seat as usize].group = group;
+        let member = &mut self.memory.members[seat as usize];
+        record.misfits += u32::from(member.rating.class != record.class);
+        member.prev = NONE;
+        member.next = next;
         if next != NONE {
-            self.memory.conns[next as usize].member_prev = seat;
+            self.memory.members[next as usize].prev = seat;
         }
     }
 
     /// Takes a connection out of its group.
     pub(super) fn leave_group(&mut self, seat: u32) {
-        let conn = &mut self.memory.conns[seat as usize];
-        let (group, prev, next) = (conn.group, conn.member_prev, conn.member_next);
-        conn.group = NONE;
+        let group = core::mem::replace(&mut self.memory.conns[seat as usize].group, NONE);
+        let Member {
+            prev, next, rating, ..
+        } = self.memory.members[seat as usize];
         if next != NONE {
-            self.memory.conns[next as usize].member_prev = prev;
+            self.memory.members[next as usize].prev = prev;
         }
         let record = &mut self.memory.groups[group as usize];
         record.len -= 1;
+        record.misfits -= u32::from(rating.class != record.class);
         if record.len == 0 {
             self.counters.groups -= 1;
         }
         match prev {
             NONE => record.members = next,
-            prev => self.memory.conns[prev as usize].member_next = next,
+            prev => self.memory.members[prev as usize].next = next,
         }
     }
 
@@ -157,19 +155,22 @@ impl<S: Store> ServerEngine<S> {
         None
     }
 
-    /// Looks at the group whose slice has just ended, which is when its members are quiet: if it is
-    /// small, and fits with another into one of at most 1.5 times the default size, they become one
-    /// (section 3.4 of the paper; lazily). The other may be served: who joins it has no demand yet.
+    /// Looks at the group whose slice has just ended, which is when its members are quiet: those that have
+    /// another class are moved. If the rest is small, and fits with another group of its class into one of at
+    /// most 1.5 times the size, they become one (section 3.4 of the paper; lazily). The other may be served: who
+    /// joins it has no demand yet. No group is ever split: nothing makes one larger than that.
     pub(super) fn merge_step(&mut self, from: u32) {
+        self.regroup(from);
         let count = self.memory.groups.len() as u32;
         if !self.may_merge(from) {
             return;
         }
-        let size = self.geometry.group_size();
-        let len = self.memory.groups[from as usize].len;
+        let Group { len, class, .. } = self.memory.groups[from as usize];
+        let size = class.group_size(self.geometry.group_size());
         let into = (0..count).find(|&into| {
-            let other = self.memory.groups[into as usize].len;
-            into != from && other > 0 && other + len <= size + size / 2
+            let other = &self.memory.groups[into as usize];
+            let fits = other.len > 0 && other.len + len <= size + size / 2;
+            into != from && other.class == class && fits
         });
         if let Some(into) = into {
             while self.memory.groups[from as usize].len > 0 {
@@ -181,12 +182,18 @@ impl<S: Store> ServerEngine<S> {
         }
     }
 
-    /// Small (below half of the default size), without demand, and not served.
+    /// Small (below half of its size), without demand, and not served.
     fn may_merge(&self, group: u32) -> bool {
-        let Group { len, wait_head, .. } = self.memory.groups[group as usize];
+        let Group {
+            len,
+            wait_head,
+            class,
+            ..
+        } = self.memory.groups[group as usize];
+        let size = class.group_size(self.geometry.group_size());
         len > 0
             && !mutant::is(Bug::NeverMerged)
-            && len < self.geometry.group_size().div_ceil(2)
+            && len < size.div_ceil(2)
             && wait_head == NONE
             && !self.is_served(group)
     }

@@ -14,16 +14,18 @@
 mod api;
 mod census;
 mod groups;
+mod priority;
 mod quarantine;
 mod records;
 mod schedule;
 mod serve;
 
 pub use api::{Action, Call, Counters, OpenConn, ServerConfig};
-pub use census::Census;
+pub use census::{Census, PoolView, ZoneView};
+pub use priority::{AVERAGED, Class, ENTER_OCTAVES, Grouping, LEAVE_OCTAVES, Priority};
 pub use quarantine::REVOKE_BACKOFF_MAX;
 pub use records::{
-    Active, Conn, ConnState, Group, SendSlot, ServerMemory, ServerSizes, Zone, ZoneState,
+    Active, Conn, ConnState, Group, Member, SendSlot, ServerMemory, ServerSizes, Zone, ZoneState,
 };
 
 use crate::geometry::{Geometry, Mapping};
@@ -32,6 +34,7 @@ use crate::mutant::{self, Bug};
 use crate::post::{Completion, Limits, SendQueue, WcStatus, WrKind};
 use crate::store::Store;
 use crate::wire::{self, Violation};
+use priority::SCORES;
 use records::NONE;
 use schedule::Step;
 
@@ -115,7 +118,14 @@ pub struct ServerEngine<S: Store> {
     closing: Queue,
     free_slots: u32,
     free_slot: u32,
-    fill_group: u32,
+    /// By class: the group in which there was room last.
+    fill_group: [u32; 3],
+    /// Connections by score, how many that are, and the median.
+    scores: [u32; SCORES],
+    rated: u32,
+    median: Option<u8>,
+    /// A tick has 2^this nanoseconds: at most a slice, and more than half of one.
+    tick_shift: u32,
 }
 
 impl<S: Store> ServerEngine<S> {
@@ -132,6 +142,7 @@ impl<S: Store> ServerEngine<S> {
         config.burst = config.burst.max(1);
         let sizes = ServerSizes::of(&geometry);
         let lengths_fit = memory.conns.len() == sizes.seats
+            && memory.members.len() == sizes.seats
             && memory.demand_seen.len() == sizes.seats
             && memory.zones.len() == sizes.zones
             && memory.free_zones.len() == sizes.zones
@@ -143,6 +154,7 @@ impl<S: Store> ServerEngine<S> {
             return None;
         }
         memory.conns.fill(Conn::default());
+        memory.members.fill(Member::default());
         memory.demand_seen.fill(0);
         memory.zones.fill(Zone::default());
         memory.groups.fill(Group::default());
@@ -193,7 +205,11 @@ impl<S: Store> ServerEngine<S> {
             closing: EMPTY,
             free_slots: slots,
             free_slot: 0,
-            fill_group: 0,
+            fill_group: [0; 3],
+            scores: [0; SCORES],
+            rated: 0,
+            median: None,
+            tick_shift: config.time_slice_ns.max(1).ilog2(),
         })
     }
 
@@ -227,10 +243,11 @@ impl<S: Store> ServerEngine<S> {
             + round.min(serve::ROUND_CALLS.into())
             // The round in which the demand is found.
             + u64::from(serve::ROUND_CALLS);
-        let turn = self
-            .config
-            .time_slice_ns
-            .saturating_add(calls.saturating_mul(handler_ns));
+        let slice_ns = match self.config.grouping {
+            Grouping::Priority => Class::High.slice_ns(self.config.time_slice_ns),
+            Grouping::Arrival => self.config.time_slice_ns,
+        };
+        let turn = slice_ns.saturating_add(calls.saturating_mul(handler_ns));
         turn.saturating_mul(groups.into())
             .saturating_add(self.scan_bound_ns())
     }
@@ -259,7 +276,10 @@ impl<S: Store> ServerEngine<S> {
         self.counters.opened += 1;
         self.counters.connections += 1;
         match self.geometry.mapping() {
-            Mapping::Virtual => self.join_group(open.seat),
+            Mapping::Virtual => {
+                self.memory.members[open.seat as usize] = Member::new(self.tick());
+                self.join_group(open.seat);
+            }
             Mapping::Static => self.map_for_life(open.seat),
         }
         true
@@ -331,6 +351,7 @@ impl<S: Store> ServerEngine<S> {
             }
         }
         if self.geometry.mapping() == Mapping::Virtual {
+            self.unrate(seat);
             self.leave_group(seat);
         }
         let conn = &mut self.memory.conns[seat as usize];

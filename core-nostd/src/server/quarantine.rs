@@ -71,6 +71,7 @@ impl<S: Store> ServerEngine<S> {
         self.quarantined += 1;
         self.counters.quarantined_zones += 1;
         self.deactivate(seat, self.place(zone).0);
+        self.rate(seat);
     }
 
     /// Looks at some of the zones in quarantine.

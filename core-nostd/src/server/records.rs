@@ -1,5 +1,6 @@
 //! The fixed records that the server keeps: connections, zones, groups.
 
+use super::priority::{Class, Rating};
 use crate::mutant::{self, Bug};
 use crate::post::SendQueue;
 use crate::store::Store;
@@ -66,8 +67,8 @@ pub struct Conn {
     /// Calls that were handed out and not answered: each has a place in the send queue.
     pub(super) answers_owed: u16,
     pub(super) group: u32,
-    pub(super) member_prev: u32,
-    pub(super) member_next: u32,
+    /// Request bytes that were taken in this tenancy.
+    pub(super) tenancy_bytes: u32,
     /// Next in the group's queue, or in the list of connections to close.
     pub(super) next: u32,
     pub(super) generation: u32,
@@ -114,8 +115,7 @@ impl Default for Conn {
             staged_count: 0,
             staged_asked: 0,
             group: NONE,
-            member_prev: NONE,
-            member_next: NONE,
+            tenancy_bytes: 0,
             next: NONE,
             generation: 0,
             violation: None,
@@ -160,9 +160,39 @@ pub struct Active {
     pub(super) awaited: u64,
 }
 
+/// A connection as a member of its group: what is looked at when a tenancy ends.
+#[derive(Clone, Copy, Debug)]
+pub struct Member {
+    pub(super) prev: u32,
+    pub(super) next: u32,
+    /// The low half of the number of the first call that is not part of the rating.
+    pub(super) rated_call: u32,
+    pub(super) rating: Rating,
+}
+
+impl Member {
+    pub(super) fn new(tick: u32) -> Self {
+        Self {
+            prev: NONE,
+            next: NONE,
+            rated_call: 1,
+            rating: Rating::new(tick),
+        }
+    }
+}
+
+impl Default for Member {
+    fn default() -> Self {
+        Self::new(0)
+    }
+}
+
 /// The record of a group.
 #[derive(Clone, Copy, Debug)]
 pub struct Group {
+    pub(super) class: Class,
+    /// Members of another class.
+    pub(super) misfits: u32,
     pub(super) len: u32,
     pub(super) members: u32,
     /// Connections with demand, in the order in which it was seen.
@@ -176,6 +206,8 @@ pub struct Group {
 impl Default for Group {
     fn default() -> Self {
         Self {
+            class: Class::Normal,
+            misfits: 0,
             len: 0,
             members: NONE,
             wait_head: NONE,
@@ -198,6 +230,8 @@ pub struct SendSlot {
 pub struct ServerMemory<S: Store> {
     /// One record per seat.
     pub conns: S::Array<Conn>,
+    /// One record per seat.
+    pub members: S::Array<Member>,
     /// The demand map as last seen, a byte per seat.
     pub demand_seen: S::Array<u8>,
     /// One record per zone of every pool.
@@ -217,7 +251,7 @@ pub struct ServerMemory<S: Store> {
 /// Lengths of the arrays of [`ServerMemory`], and what they come to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServerSizes {
-    /// Of `conns` and `demand_seen`.
+    /// Of `conns`, `members` and `demand_seen`.
     pub seats: usize,
     /// Of `zones`, `free_zones`, `active` and `quarantine`.
     pub zones: usize,
@@ -229,7 +263,7 @@ pub struct ServerSizes {
 
 impl ServerSizes {
     /// Bytes of the control records that each seat costs.
-    pub const BYTES_PER_CLIENT: usize = size_of::<Conn>() + 1;
+    pub const BYTES_PER_CLIENT: usize = size_of::<Conn>() + size_of::<Member>() + 1;
     /// Bytes of the records that each zone costs.
     pub const BYTES_PER_ZONE: usize =
         size_of::<Zone>() + size_of::<Active>() + 2 * size_of::<u32>();
@@ -242,8 +276,8 @@ impl ServerSizes {
         Self {
             seats,
             zones: geometry.pools() as usize * geometry.zones() as usize,
-            // A group is made only when every other has at least the default size.
-            groups: seats / geometry.group_size() as usize + 1,
+            // Full groups of class High have half of the default size; besides, one of each class is not full.
+            groups: 2 * (seats / geometry.group_size() as usize) + 4,
             send_slots: geometry.send_slots() as usize,
         }
     }

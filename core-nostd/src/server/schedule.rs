@@ -363,7 +363,8 @@ impl<S: Store> ServerEngine<S> {
 
     fn begin_slice(&mut self) {
         self.counters.slices += 1;
-        self.slice_left_ns = self.config.time_slice_ns;
+        let class = self.class_of(self.tenancies[self.processing as usize].group);
+        self.slice_left_ns = class.slice_ns(self.config.time_slice_ns);
     }
 
     /// The pools swap their roles. Nobody is served in the one that was processed any more.

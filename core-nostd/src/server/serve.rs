@@ -133,11 +133,17 @@ impl<S: Store> ServerEngine<S> {
                 return None;
             }
         };
+        let owed = u32::from(self.memory.conns[seat as usize].answers_owed);
+        if owed >= self.geometry.window() {
+            self.evict(seat, Violation::Window);
+            return None;
+        }
         let send_slot = self.take_slot(seat)?;
         let conn = &mut self.memory.conns[seat as usize];
         let (number, generation) = (conn.next_call, conn.generation);
         conn.next_call += 1;
         conn.answers_owed += 1;
+        conn.tenancy_bytes = conn.tenancy_bytes.saturating_add(message.head.len);
         // The staged batch is at the front of a tenancy's calls.
         let staged = conn.staged_asked > 0;
         if staged {

@@ -241,3 +241,83 @@ fn a_flood_in_one_group_delays_another_by_its_slice_at_most() {
         assert!(waited_ns <= slice_ns + drain_ns + 10_000, "{waited_ns}");
     }
 }
+
+/// Field case F5: calls of 10 ms whose answers come later, from elsewhere, cost nobody else a thing.
+#[test]
+fn calls_that_are_answered_later_do_not_slow_the_others_down() {
+    const SLOW_NS: u64 = 10_000_000;
+    let longest_ns = |slow: bool| {
+        let mut rig = Rig::with_clients(setup(8, 4, 4), 8);
+        rig.setup.keep_calls = true;
+        let (mut longest_ns, mut slow_ones) = (0, 0);
+        let mut due = std::collections::VecDeque::new();
+        let mut begun_ns = [0; 8];
+        for _ in 0..20_000 {
+            for seat in 0..8 {
+                if (seat > 0 || slow) && rig.client(seat).engine.outstanding() == 0 {
+                    begun_ns[seat as usize] = rig.now_ns;
+                    rig.call(seat, b"x").unwrap();
+                }
+            }
+            rig.clients_turn();
+            while rig.act() {
+                if let Some(call) = rig.kept.pop_front() {
+                    if call.seat == 0 {
+                        due.push_back((rig.now_ns + SLOW_NS, call));
+                        slow_ones += 1;
+                        continue;
+                    }
+                    longest_ns = longest_ns.max(rig.now_ns - begun_ns[call.seat as usize]);
+                    rig.kept.push_back(call);
+                    rig.answer_kept();
+                }
+            }
+            rig.now_ns += 200;
+            if due.front().is_some_and(|(at_ns, _)| *at_ns <= rig.now_ns) {
+                rig.kept.extend(due.pop_front().map(|(_, call)| call));
+                rig.answer_kept();
+            }
+        }
+        assert!(slow_ones > 1 || !slow);
+        longest_ns
+    };
+    let (with_ns, without_ns) = (longest_ns(true), longest_ns(false));
+    let slice_ns = setup(8, 4, 4).server.time_slice_ns;
+    assert!(
+        with_ns < without_ns + slice_ns,
+        "{with_ns} instead of {without_ns} ns"
+    );
+}
+
+/// As when a virtual machine was paused: the clock leaps, for whatever is under way. Nobody is at fault.
+#[test]
+fn a_clock_that_leaps_ends_no_connection() {
+    let mut setup = setup(8, 2, 4);
+    setup.limits.can_revoke = true;
+    let mut rig = Rig::with_clients(setup, 8);
+    let (mut issued, mut leaps) = ([0_u64; 8], 0);
+    for turn in 0..2_000_u64 {
+        for seat in 0..8 {
+            issued[seat as usize] += u64::from(rig.call(seat, b"x").is_ok());
+        }
+        rig.clients_turn();
+        for _ in 0..6 {
+            // While a switch event is on its way, and the zone in quarantine.
+            let held = rig.server.counters().quarantined_now > 0;
+            if held && turn >= leaps * 50 {
+                rig.now_ns += 3_600_000_000_000;
+                leaps += 1;
+            }
+            if !rig.act() {
+                rig.now_ns += 200;
+            }
+        }
+    }
+    rig.settle();
+    assert!(leaps > 10, "{leaps}");
+    assert_eq!(rig.log.closed, []);
+    for seat in 0..8 {
+        let all: Vec<u64> = (1..=issued[seat as usize]).collect();
+        assert_eq!(rig.answered(seat), all);
+    }
+}

@@ -134,8 +134,8 @@ fn joining_and_leaving_in_every_slice_loses_nobody() {
 
 /// Rule R10.
 #[test]
-fn a_further_client_costs_one_line_one_byte_and_one_record() {
-    assert_eq!(ServerSizes::BYTES_PER_CLIENT, 128 + 1);
+fn a_further_client_costs_one_line_one_byte_and_two_records() {
+    assert_eq!(ServerSizes::BYTES_PER_CLIENT, 128 + 32 + 1);
     let geometry = |clients_max| {
         Geometry::new(GeometryConfig {
             clients_max,
@@ -152,8 +152,8 @@ fn a_further_client_costs_one_line_one_byte_and_one_record() {
     let (few_sizes, many_sizes) = (ServerSizes::of(&few), ServerSizes::of(&many));
     assert_eq!(few_sizes.zones, many_sizes.zones);
     assert_eq!(few_sizes.send_slots, many_sizes.send_slots);
-    // The group records: one per full group, and one.
-    assert_eq!(many_sizes.groups, 64_000 / 40 + 1);
+    // The group records: two per group of default size, and some that are not full.
+    assert_eq!(many_sizes.groups, 2 * (64_000 / 40) + 4);
 }
 
 /// A run with switches, silent clients, held wires, a hostile peer and a reopened seat.

@@ -7,7 +7,7 @@ use scalerpc_core::wire::{
     Entry, Ext, FLAG_ACTIVATE, FLAG_CONTROL, FLAG_EXT, FLAG_SWITCH, Head, Placement, Violation,
     payload_at, seal, valid_word,
 };
-use scalerpc_core::{ClientEngine, Geometry, Memory};
+use scalerpc_core::{ClientEngine, Geometry, Mapping, Memory};
 
 use crate::common::arena::{Arena, Boxed, client_engine};
 use crate::common::raw::head;
@@ -231,6 +231,33 @@ fn an_impossible_request_with_a_checksum_never_arrives() {
     }
 }
 
+/// Rule R12: whoever does not wait for answers cannot have more calls in hand than the window holds.
+#[test]
+fn a_call_beyond_the_window_evicts_its_writer_alone() {
+    let setup = Setup {
+        keep_calls: true,
+        ..Setup::default()
+    };
+    let mut rig = Rig::with_clients(setup, 1);
+    rig.open_raw(1);
+    rig.activate_raw(1);
+    let window = u64::from(rig.geometry.window());
+    for number in 2..=window {
+        rig.write_request(1, number, head(1), b"x");
+        rig.serve();
+    }
+    assert_eq!(rig.kept.len() as u64, window);
+    assert_eq!(rig.log.closed, []);
+    rig.write_request(1, window + 1, head(1), b"x");
+    rig.serve();
+    assert_eq!(rig.kept.len() as u64, window);
+    assert_eq!(rig.log.closed, [(1, Some(Violation::Window))]);
+    rig.call(0, b"another").unwrap();
+    rig.turn(0);
+    rig.answer_kept();
+    assert_eq!(rig.served(0).len(), 1);
+}
+
 /// Calls out of turn are never taken, and do not spin.
 #[test]
 fn requests_out_of_turn_are_not_taken() {
@@ -304,7 +331,12 @@ const OWNER: u64 = 77;
 impl Victim {
     /// With `calls` calls, posted.
     fn with_calls(calls: u64) -> Self {
-        let setup = Setup::default();
+        Self::with_mapping(Mapping::Virtual, calls)
+    }
+
+    fn with_mapping(mapping: Mapping, calls: u64) -> Self {
+        let mut setup = Setup::default();
+        setup.geometry.mapping = mapping;
         let geometry = Geometry::new(setup.geometry).unwrap();
         let conn = ClientConn {
             connection: 0,
@@ -485,6 +517,19 @@ fn a_switch_event_that_cannot_be_ends_the_connection() {
     let mut victim = Victim::with_calls(0);
     let outcome = victim.receive(0, EVENT, ext(1, 0));
     victim.ends_lost(outcome, Violation::Mapping);
+}
+
+/// Found by the fuzz target `client_engine`. A client that lost its own zone could be sent to another one's.
+#[test]
+fn a_zone_for_life_cannot_be_taken_away() {
+    for epoch in [0, 1, 2] {
+        for flags in [EVENT, PROCESS] {
+            let mut victim = Victim::with_mapping(Mapping::Static, 2);
+            assert_eq!(victim.receive(slot(1), 0, ext(0, 0)), Ok(true));
+            let outcome = victim.receive(slot(2), flags, ext(epoch, 2));
+            victim.ends_lost(outcome, Violation::Mapping);
+        }
+    }
 }
 
 #[test]

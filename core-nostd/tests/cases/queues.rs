@@ -227,3 +227,41 @@ fn a_request_slot_is_not_reused_before_its_completion() {
         assert!(rig.call(0, b"x").is_ok());
     }
 }
+
+/// Field case D10: devices name inline limits of any size. A message up to the limit leaves its slot at once, one
+/// past it when its completion has come; the rig watches the sources of the latter.
+#[test]
+fn messages_of_exactly_the_inline_limit_and_past_it() {
+    for inline_max in [0, 1, 60, 63, 64, 65, 102, 127, 128, 129, 220] {
+        let mut rig = Rig::with_clients(setup(64, inline_max), 1);
+        rig.call(0, b"first").unwrap();
+        rig.settle();
+        rig.client(0).down.withheld = true;
+        rig.client(0).up.withheld = true;
+        let before = rig.server.census().unwrap().slots_held;
+        // Of one line, and of two.
+        for bytes in [&[1; 32][..], &[2; 33], &[], &[3; 96]] {
+            rig.call(0, bytes).unwrap();
+            rig.turn(100);
+        }
+        let lines = |size: usize| 64 * (size + 32).div_ceil(64);
+        let past = [32, 33, 0, 96]
+            .into_iter()
+            .filter(|&size| lines(size) > inline_max)
+            .count();
+        let held = rig.server.census().unwrap().slots_held - before;
+        assert_eq!(held as usize, past, "limit {inline_max}");
+        rig.turn(100);
+        let accepted = (0..8).filter(|_| rig.call(0, b"more").is_ok()).count();
+        assert_eq!(accepted, 8 - past, "limit {inline_max}");
+        rig.client(0).down.withheld = false;
+        rig.client(0).up.withheld = false;
+        rig.settle();
+        for call in 0..200_u32 {
+            rig.call(0, &vec![call as u8; (call % 101) as usize])
+                .unwrap();
+            rig.settle();
+        }
+        assert_eq!(rig.client(0).ended.len(), 205 + accepted);
+    }
+}

@@ -6,7 +6,7 @@ use scalerpc_core::client::{CallRecord, ClientConn};
 use scalerpc_core::memory::Region;
 use scalerpc_core::post::Limits;
 use scalerpc_core::server::{
-    Active, Conn, Group, SendSlot, ServerConfig, ServerMemory, ServerSizes, Zone,
+    Active, Conn, Group, Member, SendSlot, ServerConfig, ServerMemory, ServerSizes, Zone,
 };
 use scalerpc_core::{ClientEngine, Geometry, ServerEngine, Store};
 
@@ -54,6 +54,7 @@ pub fn server_memory(geometry: &Geometry) -> ServerMemory<Boxed> {
     let sizes = ServerSizes::of(geometry);
     ServerMemory {
         conns: vec![Conn::default(); sizes.seats].into(),
+        members: vec![Member::default(); sizes.seats].into(),
         demand_seen: vec![0; sizes.seats].into(),
         zones: vec![Zone::default(); sizes.zones].into(),
         free_zones: vec![0; sizes.zones].into(),

@@ -55,7 +55,7 @@ enum State {
 
 /// One link of a client process to a server, with any number of connections.
 ///
-/// Dropping it says goodbye to the server. A child of `fork` must not use what it inherits of it.
+/// Dropping it says goodbye to the server. A child of `fork` must not use what it inherits of it, but may drop it.
 #[derive(Debug)]
 pub struct ShmClient {
     geometry: Geometry,
@@ -72,6 +72,8 @@ pub struct ShmClient {
     pidfd: Option<OwnedFd>,
     fence: ClientFence,
     state: State,
+    /// Only this process can say that it writes no more; a fork of it cannot.
+    process: u32,
 }
 
 impl ShmClient {
@@ -111,6 +113,7 @@ impl ShmClient {
             pidfd,
             fence,
             state: State::Up,
+            process: std::process::id(),
         })
     }
 
@@ -295,6 +298,8 @@ unsafe impl Fabric for ShmClient {
 
 impl Drop for ShmClient {
     fn drop(&mut self) {
-        self.say_bye();
+        if self.process == std::process::id() {
+            self.say_bye();
+        }
     }
 }

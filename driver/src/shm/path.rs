@@ -44,7 +44,7 @@ pub(super) fn address(path: &Path) -> Result<SocketAddrUnix, SetupError> {
         .map_err(|errno| SetupError::system(path, Step::Connect, "the address", errno))
 }
 
-/// A path that this server owns. Dropping it removes the socket file and the lock.
+/// A path that this server owns. Dropping it in the process that claimed it removes the socket file and the lock.
 #[derive(Debug)]
 pub(super) struct Claim {
     path: PathBuf,
@@ -53,6 +53,7 @@ pub(super) struct Claim {
     socket_file: Option<(u64, u64)>,
     /// Held until the very end.
     _lock: OwnedFd,
+    process: u32,
 }
 
 /// Takes the path and listens there.
@@ -67,6 +68,7 @@ pub(super) fn claim(path: &Path) -> Result<(Claim, OwnedFd), SetupError> {
         lock_path,
         socket_file: None,
         _lock: lock,
+        process: std::process::id(),
     };
     clear_leftover(path, &address)?;
     let system = |call| move |errno: Errno| SetupError::system(path, Step::Listen, call, errno);
@@ -84,6 +86,9 @@ pub(super) fn claim(path: &Path) -> Result<(Claim, OwnedFd), SetupError> {
 
 impl Drop for Claim {
     fn drop(&mut self) {
+        if self.process != std::process::id() {
+            return;
+        }
         if let (Some(ours), Ok(stat)) = (self.socket_file, lstat(&self.path)) {
             if identity(&stat) == ours {
                 // Nothing can be done if it fails; the next server takes the leftover over.

@@ -105,7 +105,7 @@ const SEAT_BYTES: usize = size_of::<Seat>() + size_of::<u32>();
 
 /// The server's end of the shared memory back end: one for all clients of a path.
 ///
-/// Dropping it ends all connections and frees the path.
+/// Dropping it ends all connections and frees the path; but not in a child of `fork`.
 #[derive(Debug)]
 pub struct ShmServer {
     geometry: Geometry,
@@ -123,6 +123,8 @@ pub struct ShmServer {
     _claim: Claim,
     revocations: u64,
     revocations_pending: u64,
+    /// The control thread is this process's; a fork of it has none.
+    process: u32,
 }
 
 impl ShmServer {
@@ -188,6 +190,7 @@ impl ShmServer {
             _claim: claim,
             revocations: 0,
             revocations_pending: 0,
+            process: std::process::id(),
         })
     }
 
@@ -424,6 +427,9 @@ unsafe impl Fabric for ShmServer {
 
 impl Drop for ShmServer {
     fn drop(&mut self) {
+        if self.process != std::process::id() {
+            return;
+        }
         self.shared.stop();
         if let Some(control) = self.control.take() {
             // It has nothing to return; a panic of it has been reported already.

@@ -18,7 +18,7 @@ use super::nic::Nic;
 use super::packet::{Grant, Inbox, Packet};
 use super::qp;
 use super::resources::QueuePair;
-use super::server::{drain, limits};
+use super::server::drain;
 use super::setup::{JoinStep, SetupError};
 use super::tcp::{self, Incoming};
 use crate::fabric::{Fabric, FabricEvent, PostError, Revocation};
@@ -105,9 +105,7 @@ impl VerbsClient {
         let addresses = tcp::resolve(address)?;
         let Dialed {
             geometry,
-            plan,
-            inline,
-            in_order,
+            limits,
             grants,
             pairs,
             lanes,
@@ -121,7 +119,7 @@ impl VerbsClient {
         let own = grants.into_iter().zip(pairs.into_iter().map(Some));
         Ok(Self {
             geometry,
-            limits: limits(&plan, inline, in_order),
+            limits,
             own: own.map(|(grant, pair)| Own { grant, pair }).collect(),
             lanes,
             stream,

@@ -111,7 +111,7 @@ pub(super) struct Seat {
 
 pub(super) struct Control {
     pub(super) shared: Arc<Shared>,
-    pub(super) nic: Arc<Nic>,
+    pub(super) nic: Nic,
     pub(super) queues: Box<[Arc<CompletionQueue>]>,
     exposed: Arc<Mapping>,
     pub(super) rules: Rules,
@@ -130,7 +130,7 @@ pub(super) struct Control {
 /// What the control thread works with.
 pub(super) struct Parts {
     pub(super) shared: Arc<Shared>,
-    pub(super) nic: Arc<Nic>,
+    pub(super) nic: Nic,
     pub(super) queues: Box<[Arc<CompletionQueue>]>,
     pub(super) exposed: Arc<Mapping>,
 }
@@ -508,5 +508,16 @@ impl Control {
             }
         }
         left
+    }
+}
+
+/// If this thread panics, the data thread goes on to use the queue pairs: then they are never destroyed.
+impl Drop for Control {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            for slot in &mut self.seats {
+                std::mem::forget(slot.take());
+            }
+        }
     }
 }

@@ -1,31 +1,29 @@
 //! The client's side of the handshake.
 
 use std::io;
-use std::net::{SocketAddr, TcpStream};
-use std::sync::Arc;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use scalerpc_core::Geometry;
+use scalerpc_core::post::Limits;
 
 use super::client::ClientOptions;
 use super::device::Host;
-use super::lanes::{Lanes, QpRef, Reach, Remote};
-use super::nic::{Nic, Pages};
+use super::lanes::{Lanes, QpRef};
+use super::nic::{Ground, Nic, Pages};
 use super::packet::{
     Bad, Grant, Hello, Inbox, Offer, PAIRS_MAX, Packet, Pair, VERSION, client_bytes,
 };
-use super::plan::{Bounds, Plan};
 use super::qp::{self, End, Pairing, Patience, Route};
-use super::resources::{CompletionQueue, QueuePair};
+use super::resources::QueuePair;
+use super::server::limits;
 use super::setup::{JoinStep, Refusal, SetupError};
 use super::{TIMEOUT_MAX, tcp};
 
 /// What a finished handshake leaves.
 pub(super) struct Dialed {
     pub(super) geometry: Geometry,
-    pub(super) plan: Plan,
-    pub(super) inline: u32,
-    pub(super) in_order: bool,
+    pub(super) limits: Limits,
     pub(super) grants: Vec<Grant>,
     pub(super) pairs: Vec<QueuePair>,
     pub(super) lanes: Lanes,
@@ -49,50 +47,30 @@ pub(super) fn dial(
     }
     let patience = Patience::of(&options.reliability)?;
     let mut dialog = Dialog::open(addresses, connections, options.timeout)?;
-    let nic = Nic::open(host, &options.selection, End::Client, patience)?;
-    let offer = dialog.greet(&nic)?;
-    let broken = |what| SetupError::Protocol {
-        address: dialog.address,
-        step: JoinStep::Offer,
-        what,
-    };
-    let geometry = Geometry::new(offer.config).map_err(|_| broken("a geometry that cannot be"))?;
-    let enough = offer.remote.bytes >= geometry.server_exposed_bytes() as u64;
-    if offer.connections != connections || !enough {
-        return Err(broken("numbers that contradict each other"));
-    }
-    let route = Route {
-        mtu: offer.route.mtu.min(nic.device().mtu()),
-        ..offer.route
-    };
+    let nic = Nic::open(
+        host,
+        &options.selection,
+        dialog.own_address(),
+        End::Client,
+        patience,
+    )?;
+    let (offer, geometry) = dialog.greet(&nic)?;
     let bytes = client_bytes(&geometry, connections).ok_or(SetupError::BadRequest {
         what: "memory for so many connections does not fit",
     })?;
-    let plan = Plan::new(&geometry, connections, Bounds::of(nic.device()));
-    let queues = nic.queues(&plan)?;
-    let inline = nic.inline_max(&queues[0], &plan)?;
     let pages = Pages {
         policy: options.page_policy,
         node: options.numa_node,
     };
-    let (exposed, private) = nic.memory(bytes.0, bytes.1, pages)?;
-    dialog.send(&Packet::Region(Remote {
-        address: exposed.address(),
-        rkey: exposed.rkey(),
-        bytes: bytes.0 as u64,
-    }))?;
-    let reach = Reach {
-        connections,
-        inline_max: inline as usize,
-        sge_max: plan.sge_max,
-    };
-    let mut lanes = Lanes::new(geometry, reach, queues.clone(), exposed, private);
+    let ground = nic.ground(&geometry, connections, bytes, pages)?;
+    dialog.send(&Packet::Region(ground.remote(bytes.0)));
     let mut joint = Joint {
         nic: &nic,
-        plan,
-        inline,
-        queues: &queues,
-        route,
+        ground: &ground,
+        route: Route {
+            mtu: offer.route.mtu.min(nic.device().mtu()),
+            ..offer.route
+        },
         pairs: Vec::new(),
         grants: Vec::new(),
     };
@@ -100,17 +78,17 @@ pub(super) fn dial(
         dialog.pair_up(&mut joint, &geometry)?;
     }
     let Joint { pairs, grants, .. } = joint;
-    for ((pair, number), _) in pairs.iter().zip(0..).zip(&grants) {
-        lanes.attach(number, QpRef(pair.as_ptr()), offer.remote);
-    }
     let in_order = pairs.first().is_some_and(QueuePair::places_in_order);
     let in_order = dialog.go(offer.in_order, in_order)?;
     let (stream, inbox, attempt) = dialog.end()?;
+    let limits = limits(&ground.plan, ground.inline, in_order);
+    let mut lanes = ground.lanes(geometry, connections);
+    for (pair, number) in pairs.iter().zip(0..) {
+        lanes.attach(number, QpRef(pair.as_ptr()), offer.remote);
+    }
     Ok(Dialed {
         geometry,
-        plan,
-        inline,
-        in_order,
+        limits,
         grants,
         pairs,
         lanes,
@@ -124,9 +102,7 @@ pub(super) fn dial(
 /// Queue pairs that are being joined to the server's.
 struct Joint<'a> {
     nic: &'a Nic,
-    plan: Plan,
-    inline: u32,
-    queues: &'a [Arc<CompletionQueue>],
+    ground: &'a Ground,
     route: Route,
     pairs: Vec<QueuePair>,
     grants: Vec<Grant>,
@@ -194,12 +170,17 @@ impl Dialog {
         Ok(stream)
     }
 
-    fn send(&mut self, packet: &Packet) -> Result<(), SetupError> {
+    /// This end's address in the network over which the server was reached.
+    fn own_address(&self) -> IpAddr {
+        let address = self.stream.local_addr();
+        address.map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |address| address.ip())
+    }
+
+    fn send(&mut self, packet: &Packet) {
         let bytes = packet.bytes(self.attempt);
         // What fits a socket's buffer does not block. If the server is gone, the answer that is awaited next says why:
         // a refusal may be there.
         let _ = io::Write::write_all(&mut self.stream, &bytes);
-        Ok(())
     }
 
     /// Waits for the next packet; a refusal is an error.
@@ -271,8 +252,9 @@ impl Dialog {
         }
     }
 
-    fn greet(&mut self, nic: &Nic) -> Result<Offer, SetupError> {
-        let device = nic.device();
+    /// Says what this end is, and learns what the server offers.
+    fn greet(&mut self, nic: &Nic) -> Result<(Offer, Geometry), SetupError> {
+        let (device, step) = (nic.device(), JoinStep::Offer);
         self.send(&Packet::Hello(Hello {
             connections: self.connections,
             route: Route {
@@ -281,11 +263,17 @@ impl Dialog {
                 mtu: device.mtu(),
                 reads: device.capabilities().max_qp_rd_atom,
             },
-        }))?;
-        match self.receive(JoinStep::Offer)? {
-            Packet::Offer(offer) => Ok(offer),
-            _ => Err(self.broken(JoinStep::Offer, "a packet that is not in turn")),
+        }));
+        let Packet::Offer(offer) = self.receive(step)? else {
+            return Err(self.broken(step, "a packet that is not in turn"));
+        };
+        let geometry = Geometry::new(offer.config)
+            .map_err(|_| self.broken(step, "a geometry that cannot be"))?;
+        let enough = offer.remote.bytes >= geometry.server_exposed_bytes() as u64;
+        if offer.connections != self.connections || !enough {
+            return Err(self.broken(step, "numbers that contradict each other"));
         }
+        Ok((offer, geometry))
     }
 
     /// Makes the next queue pairs, and joins them to the server's.
@@ -294,10 +282,14 @@ impl Dialog {
         let count = (self.connections - first).min(PAIRS_MAX as u32);
         let mut offered = Vec::with_capacity(count as usize);
         for number in first..first + count {
-            let queue = &joint.queues[joint.plan.queue_of(number)];
-            let made = joint
-                .nic
-                .queue_pair(queue, &joint.plan, joint.inline, &self.address)?;
+            let Ground {
+                plan,
+                queues,
+                inline,
+                ..
+            } = joint.ground;
+            let queue = &queues[plan.queue_of(number)];
+            let made = joint.nic.queue_pair(queue, plan, *inline, &self.address)?;
             let psn = qp::random_psn()
                 .map_err(|error| no_random(self.address, JoinStep::Seats, error))?;
             offered.push(Pair {
@@ -309,7 +301,7 @@ impl Dialog {
         self.send(&Packet::Pairs {
             first,
             pairs: offered.clone(),
-        })?;
+        });
         let grants = match self.receive(JoinStep::Seats)? {
             Packet::Seats { first: at, grants } if at == first => grants,
             _ => return Err(self.broken(JoinStep::Seats, "a packet that is not in turn")),
@@ -335,7 +327,7 @@ impl Dialog {
 
     /// All queue pairs are in RTS: agrees on the placement.
     fn go(&mut self, offered: bool, in_order: bool) -> Result<bool, SetupError> {
-        self.send(&Packet::Ready { in_order })?;
+        self.send(&Packet::Ready { in_order });
         match self.receive(JoinStep::Go)? {
             Packet::Go { in_order: agreed } if agreed == offered && (in_order || !agreed) => {
                 Ok(agreed)

@@ -28,6 +28,7 @@ mod failure;
 mod gid;
 mod lanes;
 mod mtu;
+mod near;
 mod nic;
 mod packet;
 mod plan;
@@ -69,10 +70,10 @@ pub struct ReliabilityOptions {
 }
 
 impl Default for ReliabilityOptions {
-    /// 67 ms and 6 retries: half a second. Less than a round trip through a busy switch would be too little.
+    /// 134 ms and 6 retries: a second. That a peer's process has ended is known sooner, from its stream.
     fn default() -> Self {
         Self {
-            timeout: 14,
+            timeout: 15,
             retries: 6,
         }
     }

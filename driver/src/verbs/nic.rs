@@ -2,18 +2,22 @@
 
 use std::ffi::c_uint;
 use std::fmt::Display;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use rdma_core_sys::{
     IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, IBV_FORK_DISABLED,
     Verbs,
 };
+use scalerpc_core::Geometry;
 use scalerpc_hugepage::{HugeMemory, MemoryError, PagePolicy};
 
 use super::device::{Host, OpenDevice, Selection};
 use super::errno::Errno;
 use super::error::{Step, VerbsError};
-use super::plan::{INLINE_WANTED, Plan};
+use super::lanes::{Lanes, Reach, Remote};
+use super::near;
+use super::plan::{Bounds, INLINE_WANTED, Plan};
 use super::qp::{self, End, Pairing, Patience, Route};
 use super::resources::{CompletionQueue, Domain, QueuePair, Registration};
 use super::setup::SetupError;
@@ -35,6 +39,36 @@ pub(super) struct Nic {
     patience: Patience,
 }
 
+/// What the data path of an end stands on.
+#[derive(Debug)]
+pub(super) struct Ground {
+    pub(super) plan: Plan,
+    pub(super) queues: Box<[Arc<CompletionQueue>]>,
+    pub(super) inline: u32,
+    pub(super) exposed: Registration,
+    pub(super) private: Registration,
+}
+
+impl Ground {
+    pub(super) fn lanes(self, geometry: Geometry, connections: u32) -> Lanes {
+        let reach = Reach {
+            connections,
+            inline_max: self.inline as usize,
+            sge_max: self.plan.sge_max,
+        };
+        Lanes::new(geometry, reach, self.queues, self.exposed, self.private)
+    }
+
+    /// Where the peer finds the exposed memory.
+    pub(super) fn remote(&self, bytes: usize) -> Remote {
+        Remote {
+            address: self.exposed.address(),
+            rkey: self.exposed.rkey(),
+            bytes: bytes as u64,
+        }
+    }
+}
+
 /// Pages of an end's memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pages {
@@ -43,13 +77,15 @@ pub(super) struct Pages {
 }
 
 impl Nic {
+    /// `address` is this end's in the network over which it is set up.
     pub(super) fn open(
         host: &Host,
         selection: &Selection,
+        address: IpAddr,
         end: End,
         patience: Patience,
     ) -> Result<Self, VerbsError> {
-        let device = host.open(selection)?;
+        let device = near::open(host, selection, address)?;
         survive_forks(device.context().verbs());
         let domain = Domain::new(device.context()).map_err(|errno| {
             let place = device.place();
@@ -67,8 +103,29 @@ impl Nic {
         &self.device
     }
 
+    /// Makes queues and memory for so many connections.
+    pub(super) fn ground(
+        &self,
+        geometry: &Geometry,
+        connections: u32,
+        (exposed_bytes, private_bytes): (usize, usize),
+        pages: Pages,
+    ) -> Result<Ground, SetupError> {
+        let plan = Plan::new(geometry, connections, Bounds::of(&self.device));
+        let queues = self.queues(&plan)?;
+        let inline = self.inline_max(&queues[0], &plan)?;
+        let (exposed, private) = self.memory(exposed_bytes, private_bytes, pages)?;
+        Ok(Ground {
+            plan,
+            queues,
+            inline,
+            exposed,
+            private,
+        })
+    }
+
     /// Makes and registers the memory that the peer reaches, and the memory that it does not.
-    pub(super) fn memory(
+    fn memory(
         &self,
         exposed_bytes: usize,
         private_bytes: usize,
@@ -98,7 +155,7 @@ impl Nic {
         Registration::new(&self.domain, mapping, access).map_err(failed)
     }
 
-    pub(super) fn queues(&self, plan: &Plan) -> Result<Box<[Arc<CompletionQueue>]>, VerbsError> {
+    fn queues(&self, plan: &Plan) -> Result<Box<[Arc<CompletionQueue>]>, VerbsError> {
         let one = |_| {
             CompletionQueue::new(self.device.context(), plan.entries).map_err(|errno| {
                 let (step, place) = (Step::CompletionQueue, self.device.place());
@@ -152,11 +209,7 @@ impl Nic {
     }
 
     /// Finds out how many bytes the device takes inline: no interface says. Devices refuse what is too much.
-    pub(super) fn inline_max(
-        &self,
-        queue: &Arc<CompletionQueue>,
-        plan: &Plan,
-    ) -> Result<u32, VerbsError> {
+    fn inline_max(&self, queue: &Arc<CompletionQueue>, plan: &Plan) -> Result<u32, VerbsError> {
         let mut wanted = INLINE_WANTED;
         loop {
             match QueuePair::new(&self.domain, queue, plan.shape(wanted)) {
@@ -169,12 +222,8 @@ impl Nic {
 
     /// Finds out whether the device places the bytes of a WRITE in increasing address order. It answers for a queue
     /// pair in RTS, so one is connected to itself.
-    pub(super) fn places_in_order(
-        &self,
-        queue: &Arc<CompletionQueue>,
-        plan: &Plan,
-    ) -> Result<bool, VerbsError> {
-        let pair = self.queue_pair(queue, plan, 0, &"itself")?;
+    pub(super) fn places_in_order(&self, ground: &Ground) -> Result<bool, VerbsError> {
+        let pair = self.queue_pair(&ground.queues[0], &ground.plan, 0, &"itself")?;
         let port = self.device.port();
         let route = Route {
             lid: port.lid(),

@@ -416,3 +416,177 @@ pub(super) fn client_bytes(geometry: &Geometry, connections: u32) -> Option<(usi
         fits(geometry.client_private_bytes())?,
     ))
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn route() -> impl Strategy<Value = Route> {
+        let mtu = proptest::sample::select(&Mtu::ALL[..]);
+        (any::<u16>(), any::<[u8; 16]>(), mtu, any::<u8>()).prop_map(|(lid, gid, mtu, reads)| {
+            Route {
+                lid,
+                gid,
+                mtu,
+                reads,
+            }
+        })
+    }
+
+    fn remote() -> impl Strategy<Value = Remote> {
+        (any::<u32>(), any::<u64>(), any::<u64>()).prop_map(|(rkey, address, bytes)| Remote {
+            rkey,
+            address,
+            bytes: bytes.min(u64::MAX - address),
+        })
+    }
+
+    fn pair() -> impl Strategy<Value = Pair> {
+        (0..=NUMBER_MAX, 0..=NUMBER_MAX).prop_map(|(number, psn)| Pair { number, psn })
+    }
+
+    fn offer() -> impl Strategy<Value = Packet> {
+        let config = (any::<[u32; 5]>(), any::<bool>()).prop_map(|(it, fixed)| GeometryConfig {
+            clients_max: it[0],
+            group_size: it[1],
+            window: it[2],
+            request_max_bytes: it[3],
+            response_max_bytes: it[4],
+            mapping: if fixed {
+                Mapping::Static
+            } else {
+                Mapping::Virtual
+            },
+        });
+        let rest = (any::<u32>(), any::<bool>(), route(), remote());
+        (config, rest).prop_map(|(config, (connections, in_order, route, remote))| {
+            Packet::Offer(Offer {
+                config,
+                connections,
+                in_order,
+                route,
+                remote,
+            })
+        })
+    }
+
+    fn packet() -> impl Strategy<Value = Packet> {
+        let hello = (any::<u32>(), route())
+            .prop_map(|(connections, route)| Packet::Hello(Hello { connections, route }));
+        let refusal = (any::<u32>(), any::<u32>())
+            .prop_map(|(reason, detail)| Packet::Refusal(Refusal::from_code(reason), detail));
+        let pairs = (any::<u32>(), vec(pair(), 1..=PAIRS_MAX))
+            .prop_map(|(first, pairs)| Packet::Pairs { first, pairs });
+        let grant = (pair(), any::<u32>(), any::<u64>()).prop_map(|(pair, seat, owner)| Grant {
+            pair,
+            seat,
+            owner,
+        });
+        let seats = (any::<u32>(), vec(grant, 1..=PAIRS_MAX))
+            .prop_map(|(first, grants)| Packet::Seats { first, grants });
+        prop_oneof![
+            hello,
+            refusal,
+            offer(),
+            remote().prop_map(Packet::Region),
+            pairs,
+            seats,
+            any::<bool>().prop_map(|in_order| Packet::Ready { in_order }),
+            any::<bool>().prop_map(|in_order| Packet::Go { in_order }),
+            any::<u32>().prop_map(Packet::Closed),
+            Just(Packet::Bye),
+        ]
+    }
+
+    /// Takes all packets from a stream that comes in pieces of these sizes.
+    fn read(mut bytes: &[u8], pieces: &[usize]) -> (Vec<(Packet, u64)>, Option<Bad>) {
+        let mut inbox = Inbox::new();
+        let mut packets = Vec::new();
+        let mut pieces = pieces.iter().cycle();
+        loop {
+            match inbox.take() {
+                Ok(Some(packet)) => packets.push(packet),
+                Err(bad) => return (packets, Some(bad)),
+                Ok(None) if bytes.is_empty() => return (packets, None),
+                Ok(None) => {
+                    let room = inbox.room();
+                    assert!(!room.is_empty(), "there is always room for more");
+                    let piece = *pieces.next().unwrap();
+                    let count = piece.min(room.len()).min(bytes.len());
+                    let (now, later) = bytes.split_at(count);
+                    room[..count].copy_from_slice(now);
+                    inbox.filled(count);
+                    bytes = later;
+                }
+            }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..Default::default() })]
+
+        #[test]
+        fn packets_come_out_as_they_went_in_however_the_stream_is_cut(
+            packets in vec((packet(), any::<u64>()), 1..6),
+            pieces in vec(1usize..600, 1..5),
+        ) {
+            let bytes: Vec<u8> =
+                packets.iter().flat_map(|(packet, attempt)| packet.bytes(*attempt)).collect();
+            prop_assert_eq!(read(&bytes, &pieces), (packets, None));
+        }
+
+        #[test]
+        fn a_packet_has_one_length(packet in packet(), more: bool, by in 1usize..8) {
+            let mut bytes = packet.bytes(1);
+            prop_assert!(bytes.len() <= PACKET_MAX);
+            let body = bytes.len() - HEADER_BYTES;
+            let body = if more {
+                bytes.extend(vec![0; by]);
+                body + by
+            } else {
+                body.saturating_sub(by)
+            };
+            bytes[24..28].copy_from_slice(&(body as u32).to_le_bytes());
+            let (read, bad) = read(&bytes, &[64]);
+            let is_bye = packet == Packet::Bye && !more;
+            prop_assert!(is_bye || (read.is_empty() && bad == Some(Bad::Form)), "{:?} {:?}", read, bad);
+        }
+
+        #[test]
+        fn any_bytes_are_read_without_harm(
+            kind in 0u32..12,
+            version in 0u32..3,
+            length in 0u32..500,
+            bytes in vec(any::<u8>(), 0..1000),
+            pieces in vec(1usize..600, 1..5),
+        ) {
+            let mut stream = MAGIC.to_le_bytes().to_vec();
+            for word in [version, kind, 1, 2, length, 0] {
+                stream.extend(word.to_le_bytes());
+            }
+            stream.extend(&bytes);
+            let (packets, _) = read(&stream, &pieces);
+            // Whatever was taken for a packet means the same when it is written.
+            for (packet, attempt) in packets {
+                let again = read(&packet.bytes(attempt), &[7]);
+                prop_assert_eq!(again, (vec![(packet, attempt)], None));
+            }
+            read(&bytes, &pieces);
+        }
+    }
+
+    #[test]
+    fn the_part_that_stays_the_same_in_all_versions() {
+        let bytes = Packet::Refusal(Refusal::Busy, 5).bytes(7);
+        let expected = [
+            &b"ScaleRDM\x01\0\0\0\x02\0\0\0"[..],
+            b"\x07\0\0\0\0\0\0\0\x08\0\0\0\0\0\0\0",
+            b"\x02\0\0\0\x05\0\0\0",
+        ];
+        assert_eq!(bytes, expected.concat());
+    }
+}

@@ -15,9 +15,9 @@ use super::control::{Control, Parts, Rules};
 use super::device::{Host, Selection};
 use super::error::VerbsError;
 use super::failure::Failure;
-use super::lanes::{LANE_BYTES, Lanes, Reach, Remote};
-use super::nic::{Nic, Pages};
-use super::plan::{Bounds, Plan};
+use super::lanes::{LANE_BYTES, Lanes};
+use super::nic::{Ground, Nic, Pages};
+use super::plan::Plan;
 use super::qp::{End, Patience};
 use super::resources::QueuePair;
 use super::setup::{JoinStep, SetupError};
@@ -119,7 +119,7 @@ pub struct VerbsServer {
     /// By seat: the client's address, while there is one.
     peers: Box<[Option<SocketAddr>]>,
     shared: Arc<Shared>,
-    control: Option<JoinHandle<Vec<(u32, QueuePair)>>>,
+    control: Option<ControlThread>,
 }
 
 impl VerbsServer {
@@ -154,74 +154,43 @@ impl VerbsServer {
         // First the address, so that nothing large is made in vain.
         let (listener, address) = listen_at(&tcp::resolve(address)?)?;
         let patience = Patience::of(&options.reliability)?;
-        let nic = Nic::open(host, &options.selection, End::Server, patience)?;
+        let nic = Nic::open(
+            host,
+            &options.selection,
+            address.ip(),
+            End::Server,
+            patience,
+        )?;
         let seats = geometry.clients_max();
-        let plan = Plan::new(&geometry, seats, Bounds::of(nic.device()));
-        let queues = nic.queues(&plan)?;
-        let inline = nic.inline_max(&queues[0], &plan)?;
-        let in_order = !options.checksums && nic.places_in_order(&queues[0], &plan)?;
-        let pages = Pages {
-            policy: options.page_policy,
-            node: options.numa_node,
-        };
         let bytes = (
             geometry.server_exposed_bytes(),
             geometry.server_private_bytes(),
         );
-        let (exposed, private) = nic.memory(bytes.0, bytes.1, pages)?;
-        let limits = limits(&plan, inline, in_order);
-        let memory = exposed.mapping().memory();
-        let report = Report {
-            exposed_bytes: memory.len(),
-            private_bytes: private.mapping().memory().len(),
-            backing: memory.backing().clone(),
-            device: nic.device().name().to_owned(),
-            completion_queues: plan.queues,
-            sq_depth: plan.sq_depth,
-            inline_max: inline,
-            placement: limits.placement,
+        let pages = Pages {
+            policy: options.page_policy,
+            node: options.numa_node,
         };
+        let ground = nic.ground(&geometry, seats, bytes, pages)?;
+        let in_order = !options.checksums && nic.places_in_order(&ground)?;
+        let limits = limits(&ground.plan, ground.inline, in_order);
+        let report = Report::of(&nic, &ground, limits.placement);
         let rules = Rules {
             geometry,
-            plan,
-            inline,
+            plan: ground.plan,
+            inline: ground.inline,
             in_order,
-            remote: Remote {
-                address: exposed.address(),
-                rkey: exposed.rkey(),
-                bytes: geometry.server_exposed_bytes() as u64,
-            },
+            remote: ground.remote(bytes.0),
             links_max: options.links_max,
             handshakes_max: options.handshakes_max,
             handshake_timeout: options.handshake_timeout.min(super::TIMEOUT_MAX),
         };
-        let system = |call| move |error| SetupError::system(address, JoinStep::Start, call, error);
-        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|errno| system("eventfd")(std::io::Error::from(errno)))?;
-        let shared = Arc::new(Shared::new(wake, seats));
-        let parts = Parts {
-            shared: Arc::clone(&shared),
-            nic: Arc::new(nic),
-            queues: queues.clone(),
-            exposed: Arc::clone(exposed.mapping()),
-        };
-        let control = Control::new(parts, rules, listener).map_err(system("epoll"))?;
-        let reach = Reach {
-            connections: seats,
-            inline_max: inline as usize,
-            sge_max: plan.sge_max,
-        };
-        let lanes = Lanes::new(geometry, reach, queues, exposed, private);
-        let control = std::thread::Builder::new()
-            .name("scalerpc-control".into())
-            .spawn(|| control.run())
-            .map_err(system("starting a thread"))?;
+        let (shared, control) = start(nic, &ground, rules, (listener, address))?;
         Ok(Self {
             geometry,
             limits,
             report,
             address,
-            lanes,
+            lanes: ground.lanes(geometry, seats),
             peers: (0..seats).map(|_| None).collect(),
             shared,
             control: Some(control),
@@ -296,6 +265,49 @@ impl VerbsServer {
             self.shared.order(Order::Destroy(seat));
         }
     }
+}
+
+impl Report {
+    fn of(nic: &Nic, ground: &Ground, placement: Placement) -> Self {
+        let memory = ground.exposed.mapping().memory();
+        Self {
+            exposed_bytes: memory.len(),
+            private_bytes: ground.private.mapping().memory().len(),
+            backing: memory.backing().clone(),
+            device: nic.device().name().to_owned(),
+            completion_queues: ground.plan.queues,
+            sq_depth: ground.plan.sq_depth,
+            inline_max: ground.inline,
+            placement,
+        }
+    }
+}
+
+type ControlThread = JoinHandle<Vec<(u32, QueuePair)>>;
+
+/// Starts the control thread.
+fn start(
+    nic: Nic,
+    ground: &Ground,
+    rules: Rules,
+    (listener, address): (TcpListener, SocketAddr),
+) -> Result<(Arc<Shared>, ControlThread), SetupError> {
+    let system = |call| move |error| SetupError::system(address, JoinStep::Start, call, error);
+    let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+        .map_err(|errno| system("eventfd")(std::io::Error::from(errno)))?;
+    let shared = Arc::new(Shared::new(wake, rules.geometry.clients_max()));
+    let parts = Parts {
+        shared: Arc::clone(&shared),
+        nic,
+        queues: ground.queues.clone(),
+        exposed: Arc::clone(ground.exposed.mapping()),
+    };
+    let control = Control::new(parts, rules, listener).map_err(system("epoll"))?;
+    let control = std::thread::Builder::new()
+        .name("scalerpc-control".into())
+        .spawn(|| control.run())
+        .map_err(system("starting a thread"))?;
+    Ok((shared, control))
 }
 
 /// Listens at the first address that can be had.

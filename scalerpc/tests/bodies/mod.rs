@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use scalerpc::{CallError, Client, ClientSet, Counters, Request, Server, ServerBuilder, Status};
 use scalerpc_driver::Fabric;
@@ -38,6 +38,8 @@ pub trait BackEnd {
     const SLOWER: u64;
 
     fn listen(builder: ServerBuilder) -> (Server<Self::ServerEnd>, Self::Place);
+    /// Another server, where one was.
+    fn listen_again(builder: ServerBuilder, place: &Self::Place) -> Server<Self::ServerEnd>;
     fn connect(place: &Self::Place, connections: u32) -> ClientSet<Self::ClientEnd>;
     fn client(place: &Self::Place) -> Client<Self::ClientEnd>;
 }
@@ -51,7 +53,11 @@ pub struct Running<B: BackEnd> {
 
 impl<B: BackEnd> Running<B> {
     pub fn start(builder: ServerBuilder) -> Self {
-        let (mut server, place) = B::listen(builder);
+        let (server, place) = B::listen(builder);
+        Self::run(server, place)
+    }
+
+    fn run(mut server: Server<B::ServerEnd>, place: B::Place) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let flag = stop.clone();
         let thread = std::thread::spawn(move || {
@@ -177,7 +183,7 @@ pub fn many_connections_of_many_threads_all_get_their_own_answers<B: BackEnd>() 
                             match set.call_async(conn, ECHO, &bytes) {
                                 Ok(_) => sent[conn as usize] += 1,
                                 Err(CallError::WindowFull) => break,
-                                Err(error) => panic!("{error}"),
+                                Err(error) => unreachable!("{error}"),
                             }
                         }
                     }
@@ -270,4 +276,70 @@ pub fn a_call_that_waits_asks_by_the_clock_whether_the_server_is_there<B: BackEn
         matches!(ended, Err(CallError::Unknown | CallError::NotSent)),
         "{ended:?}"
     );
+}
+
+/// Field case C8: seats, call numbers and the address are the same ones again, the owner's word is not.
+pub fn a_server_in_the_place_of_another_one_answers_only_its_own_clients<B: BackEnd>() {
+    let mut running = Running::<B>::start(Server::builder().window(8));
+    for _ in 0..5 {
+        let mut set = running.connect(1);
+        let mut calls: Vec<_> = (0..8)
+            .map(|byte| set.call_async(0, ECHO, &[byte]).unwrap())
+            .collect();
+        let place = running.place.clone();
+        running.stop();
+        let server = B::listen_again(Server::builder().window(8), &place);
+        running = Running::run(server, place);
+        running.client().call(ECHO, b"to the new one").unwrap();
+        // What was called before ends once each, and is not answered by the new one.
+        let end = Instant::now() + Duration::from_secs(20);
+        while !calls.is_empty() && Instant::now() < end {
+            if let Some(it) = set.poll_completion() {
+                let known = calls.iter().position(|call| *call == it.call);
+                calls.remove(known.expect("a call ends once"));
+            }
+        }
+        assert_eq!(calls, []);
+        assert_eq!(set.call_async(0, ECHO, b"x"), Err(CallError::NotSent));
+        assert!(set.poll_completion().is_none());
+    }
+    let counters = running.stop();
+    assert_eq!(counters.calls, 1, "the last one's own");
+}
+
+/// Field case F7: while the server is saturated, connections come and go.
+pub fn a_busy_server_still_opens_and_closes_connections<B: BackEnd>() {
+    let running = Running::<B>::start(Server::builder().clients_max(16).group_size(4).window(8));
+    let stop = Arc::new(AtomicBool::new(false));
+    let load: Vec<_> = (0..2)
+        .map(|_| {
+            let (place, stop) = (running.place.clone(), stop.clone());
+            std::thread::spawn(move || {
+                let mut set = B::connect(&place, 4);
+                let mut answers = 0_u64;
+                while !stop.load(Ordering::Relaxed) {
+                    for connection in 0..4 {
+                        while set.call_async(connection, ECHO, b"busy").is_ok() {}
+                    }
+                    while set.poll_completion().is_some() {
+                        answers += 1;
+                    }
+                }
+                answers
+            })
+        })
+        .collect();
+    // More in all than there are seats, so they have to come back meanwhile.
+    for _ in 0..40 {
+        let begun = Instant::now();
+        let mut client = running.client();
+        client.call(ECHO, b"x").unwrap();
+        drop(client);
+        assert!(begun.elapsed() < Duration::from_secs(10));
+    }
+    stop.store(true, Ordering::Relaxed);
+    for thread in load {
+        assert!(thread.join().unwrap() > 0);
+    }
+    running.stop();
 }

@@ -149,7 +149,6 @@ fn shortest_call(selection: &Selection, device: &OpenDevice) -> Result<(usize, D
     };
     let server = ServerOptions {
         selection: selection.clone(),
-        page_policy: PagePolicy::Never,
         ..ServerOptions::default()
     };
     let client = ClientOptions {
@@ -157,7 +156,9 @@ fn shortest_call(selection: &Selection, device: &OpenDevice) -> Result<(usize, D
         page_policy: PagePolicy::Never,
         ..ClientOptions::default()
     };
-    let builder = Server::builder().clients_max(2);
+    let builder = Server::builder()
+        .clients_max(2)
+        .page_policy(PagePolicy::Never);
     let server = builder.listen_verbs("127.0.0.1:0", &server);
     let server = server.map_err(|error| error.to_string())?;
     let address = server.fabric().local_addr();

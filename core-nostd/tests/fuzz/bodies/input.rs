@@ -1,7 +1,7 @@
 //! Choices, read from an input byte by byte.
 
 use scalerpc_core::post::Limits;
-use scalerpc_core::server::ServerConfig;
+use scalerpc_core::server::{Grouping, ServerConfig};
 use scalerpc_core::wire::Placement;
 use scalerpc_core::{GeometryConfig, Mapping};
 
@@ -106,6 +106,7 @@ impl<'a> Input<'a> {
                 revoke_after_ns: self.one_of(&[10_000, 0]),
                 fence_after_ns: u64::MAX,
                 burst: 1 + self.below(8),
+                grouping: Grouping::Priority,
             },
             limits: Limits {
                 sq_depth: depth_min + self.below(32),

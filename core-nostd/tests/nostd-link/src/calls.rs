@@ -132,7 +132,10 @@ fn answered(placement: Placement) -> Option<u64> {
     }
     let counters = server.counters();
     let both_ways = counters.staged_calls > 0 && counters.direct_writes > 0;
-    (opened && both_ways && counters.calls == CALLS).then_some(answered)
+    let zone = server.seat(1).and_then(|(_, zone)| server.zone(zone?));
+    let pools = [0, 1].map(|pool| server.pool(pool).is_some_and(|it| it.processing));
+    let is_seen = zone.is_some_and(|it| it.seat == 1) && pools[0] != pools[1];
+    (opened && both_ways && is_seen && counters.calls == CALLS).then_some(answered)
 }
 
 /// Carries out all that the server asks for now. The handler answers with what it was asked.

@@ -1,0 +1,131 @@
+//! Calls over verbs, where the device is data: what is posted is done at once. No RDMA device is needed.
+#![allow(clippy::unwrap_used)]
+
+mod bodies;
+#[path = "../../driver/tests/fake/mod.rs"]
+mod fake;
+
+use std::fmt::Debug;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::Arc;
+
+use bodies::BackEnd;
+use fake::{Device, Fake, Port};
+use scalerpc::verbs::{ClientOptions, ServerOptions, VerbsClient, VerbsServer};
+use scalerpc::{Client, ClientSet, PagePolicy, Server, ServerBuilder};
+use scalerpc_core::client::ClientConn;
+
+/// On a device that does not place bytes in order, as soft-RoCE.
+struct AnyOrder;
+/// On one that does, and takes nothing inline.
+struct InOrder;
+
+/// A fake, of which nothing may have been asked that verbs forbid.
+struct Guard(Fake);
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            assert_eq!(self.0.net().misuse, Vec::<String>::new());
+        }
+    }
+}
+
+type Place = (SocketAddr, Arc<Guard>);
+
+fn listen(builder: ServerBuilder, in_order: bool) -> (Server<VerbsServer>, Place) {
+    let fake = Fake::new(vec![Device::new("mlx5_0", vec![Port::common()])]);
+    fake.net().in_order = in_order;
+    if in_order {
+        fake.net().inline_max = 0;
+    }
+    let server = listen_at(builder, &fake, "127.0.0.1:0");
+    let address = server.fabric().local_addr();
+    (server, (address, Arc::new(Guard(fake))))
+}
+
+fn listen_at(
+    builder: ServerBuilder,
+    fake: &Fake,
+    address: impl ToSocketAddrs + Debug,
+) -> Server<VerbsServer> {
+    let geometry = builder.geometry().unwrap();
+    let options = ServerOptions {
+        page_policy: PagePolicy::Never,
+        ..ServerOptions::default()
+    };
+    let fabric = VerbsServer::listen_with(&fake.host(), address, geometry, &options).unwrap();
+    builder.build(geometry, fabric).unwrap()
+}
+
+fn connect(place: &Place, connections: u32) -> ClientSet<VerbsClient> {
+    let fake = &place.1.0;
+    fake.enter();
+    let options = ClientOptions {
+        page_policy: PagePolicy::Never,
+        ..ClientOptions::default()
+    };
+    let fabric = VerbsClient::connect_with(&fake.host(), place.0, connections, &options).unwrap();
+    let geometry = *fabric.geometry();
+    let conn = |connection| ClientConn {
+        connection,
+        seat: fabric.seat(connection),
+        owner: fabric.owner(connection),
+    };
+    let conns: Vec<_> = (0..connections).map(conn).collect();
+    ClientSet::over(fabric, geometry, &conns).unwrap()
+}
+
+macro_rules! back_end {
+    ($name:ident, $in_order:literal) => {
+        impl BackEnd for $name {
+            type ServerEnd = VerbsServer;
+            type ClientEnd = VerbsClient;
+            type Place = Place;
+            const SLOWER: u64 = 4;
+
+            fn listen(builder: ServerBuilder) -> (Server<VerbsServer>, Place) {
+                listen(builder, $in_order)
+            }
+
+            fn listen_again(builder: ServerBuilder, place: &Place) -> Server<VerbsServer> {
+                place.1.0.enter();
+                listen_at(builder, &place.1.0, place.0)
+            }
+
+            fn connect(place: &Place, connections: u32) -> ClientSet<VerbsClient> {
+                connect(place, connections)
+            }
+
+            fn client(place: &Place) -> Client<VerbsClient> {
+                Client::over(connect(place, 1))
+            }
+        }
+    };
+}
+
+back_end!(AnyOrder, false);
+back_end!(InOrder, true);
+
+macro_rules! module {
+    ($module:ident, $back_end:ident) => {
+        mod $module {
+            use super::{bodies, $back_end};
+
+            bodies::tests! { $back_end, [allow(clippy::unwrap_used)];
+                a_lone_client_gets_its_answers_without_any_switch
+                every_size_travels_unchanged_and_larger_ones_are_refused_before_they_are_sent
+                many_connections_of_many_threads_all_get_their_own_answers
+                a_call_that_times_out_does_not_spoil_the_next_one
+                completions_of_other_calls_survive_a_call_that_waits
+                when_the_server_goes_calls_end_and_say_whether_they_ran
+                a_call_that_waits_asks_by_the_clock_whether_the_server_is_there
+                a_server_in_the_place_of_another_one_answers_only_its_own_clients
+                a_busy_server_still_opens_and_closes_connections
+            }
+        }
+    };
+}
+
+module!(any_order, AnyOrder);
+module!(in_order, InOrder);
