@@ -2,6 +2,7 @@
 
 use scalerpc_core::memory::Region;
 use scalerpc_core::post::{Completion, Limits, ReadWr, WriteWr};
+use scalerpc_core::wire::Placement;
 
 /// Why a work request was not posted. Nothing of it has happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -40,6 +41,8 @@ pub struct Opened {
     pub ring_at: usize,
     /// Offset of its staging area in the client's exposed memory.
     pub staging_at: usize,
+    /// How the bytes of a message are placed: what both ends agreed on.
+    pub placement: Placement,
 }
 
 /// News about connections.

@@ -261,7 +261,7 @@ fn a_client_that_stops_in_the_middle_gives_its_seats_back_in_time() {
     assert_eq!(fake.live(), before);
     for raw in &mut silent {
         let last = std::iter::from_fn(|| raw.hear()).last();
-        assert_eq!(last, Some((2, vec![10, 2000])), "it is told why");
+        assert_eq!(last, Some((2, vec![9, 2000])), "it is told why");
     }
     drop(server);
     assert_clean(&fake);

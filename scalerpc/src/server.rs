@@ -382,6 +382,7 @@ impl<F: Fabric> Server<F> {
                         owner: opened.owner,
                         ring_at: opened.ring_at,
                         staging_at: opened.staging_at,
+                        placement: opened.placement,
                     });
                     if !accepted {
                         self.fabric.close(opened.seat);

@@ -293,7 +293,7 @@ impl Net {
         if seats.iter().any(|seat| this.wire(*seat).is_some()) {
             return None;
         }
-        let geometry = this.geometry;
+        let (geometry, limits) = (this.geometry, this.limits);
         let machine = Rc::new(Machine {
             exposed: Arena::new(seats.len() * geometry.client_exposed_bytes()),
             private: Arena::new(seats.len() * geometry.client_private_bytes()),
@@ -322,9 +322,9 @@ impl Net {
                 owner,
                 ring_at: geometry.ring(connection),
                 staging_at: geometry.staging(connection),
+                placement: limits.placement,
             });
         }
-        let limits = this.limits;
         drop(this);
         let ends = seats.iter().zip(owners);
         Some(ClientEnd {

@@ -22,6 +22,7 @@ impl World {
                         owner: it.owner,
                         ring_at: it.ring_at,
                         staging_at: it.staging_at,
+                        placement: it.placement,
                     };
                     if !self.server.open(open) {
                         return Err("a free seat could not be opened".into());

@@ -184,6 +184,7 @@ impl ServerRig {
                 owner: owner(seat),
                 ring_at: geometry.ring(0),
                 staging_at: geometry.staging(0),
+                placement: limits(&geometry).placement,
             });
             assert!(opened, "the seat is free");
         }

@@ -2,7 +2,7 @@
 
 use super::priority::Grouping;
 use crate::post::{ReadWr, WriteWr};
-use crate::wire::Violation;
+use crate::wire::{Placement, Violation};
 
 /// What a server may be tuned with. Times are in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +48,8 @@ pub struct OpenConn {
     pub ring_at: usize,
     /// Offset of its staging area there.
     pub staging_at: usize,
+    /// How the bytes of a message are placed at both of its ends: in order if both devices say so.
+    pub placement: Placement,
 }
 
 /// A request that was taken: run the handler, then [`ServerEngine::reply`](super::ServerEngine::reply).
@@ -70,7 +72,7 @@ pub struct Call {
     /// Offset, in private memory, where the response's payload goes; there is room for the
     /// geometry's `response_max_bytes`.
     pub response_at: usize,
-    pub(super) generation: u32,
+    pub(super) generation: u16,
     pub(super) client_slot: u32,
     pub(super) send_slot: u32,
 }

@@ -267,6 +267,7 @@ impl<S: Store> ServerEngine<S> {
             owner: open.owner,
             ring_at: open.ring_at,
             staging_at: open.staging_at,
+            placement: open.placement,
             sq: SendQueue::new(depth),
             state: ConnState::Idle,
             generation: conn.generation.wrapping_add(1),
@@ -466,7 +467,7 @@ impl<S: Store> ServerEngine<S> {
         let Some(conn) = self.memory.conns.get_mut(seat as usize) else {
             return;
         };
-        if conn.state == ConnState::Free || !wr_id.is_of(conn.generation) {
+        if conn.state == ConnState::Free || !wr_id.is_of(conn.generation.into()) {
             return;
         }
         if wr_id.kind() == WrKind::Read {

@@ -4,7 +4,7 @@ use super::priority::{Class, Rating};
 use crate::mutant::{self, Bug};
 use crate::post::SendQueue;
 use crate::store::Store;
-use crate::wire::Violation;
+use crate::wire::{Placement, Violation};
 
 /// No index.
 pub(super) const NONE: u32 = u32::MAX;
@@ -49,8 +49,8 @@ pub struct Conn {
     pub(super) told_zone: bool,
     /// It is in its group's queue of connections with demand.
     pub(super) waiting: bool,
-    /// Why it is being closed, if the peer is to blame.
-    pub(super) violation: Option<Violation>,
+    /// How the bytes of a message are placed, at either end.
+    pub(super) placement: Placement,
 
     // Second line: once per tenancy or less.
     /// The last tenancy that the client was told of.
@@ -71,7 +71,9 @@ pub struct Conn {
     pub(super) tenancy_bytes: u32,
     /// Next in the group's queue, or in the list of connections to close.
     pub(super) next: u32,
-    pub(super) generation: u32,
+    pub(super) generation: u16,
+    /// Why it is being closed, if the peer is to blame.
+    pub(super) violation: Option<Violation>,
 }
 
 const _: () = assert!(
@@ -105,6 +107,7 @@ impl Default for Conn {
             state: ConnState::Free,
             told_zone: false,
             waiting: false,
+            placement: Placement::InOrder,
             reads_pending: 0,
             answers_owed: 0,
             told_epoch: 0,

@@ -121,8 +121,7 @@ impl<S: Store> ServerEngine<S> {
         let _ = exposed.load_byte_acquire(self.geometry.demand_byte(seat));
         let at = self.geometry.endpoint(seat);
         let number = conn.entry + 1;
-        let placement = self.limits.placement;
-        let Some(entry) = Entry::observe(exposed, at, conn.owner, number, placement) else {
+        let Some(entry) = Entry::observe(exposed, at, conn.owner, number, conn.placement) else {
             return;
         };
         if let Err(why) = self.check_entry(seat, &entry) {
@@ -234,7 +233,7 @@ impl<S: Store> ServerEngine<S> {
             first_call: conn.next_call + u64::from(conn.staged_asked),
             pool,
             zone,
-            wr_id: WrId::new(WrKind::Read, conn.generation, seat, sequence),
+            wr_id: WrId::new(WrKind::Read, conn.generation.into(), seat, sequence),
         };
         conn.staged_asked += count as u16;
         conn.reads_pending += 1;

@@ -101,8 +101,14 @@ impl<S: Store> ServerEngine<S> {
         let (pool, zone) = self.place(conn.zone);
         let end = self.geometry.block_end(pool, zone, conn.next_call);
         let size = self.geometry.request_block_bytes();
-        let placement = self.limits.placement;
-        match wire::observe(exposed, end, size, conn.owner, conn.next_call, placement) {
+        match wire::observe(
+            exposed,
+            end,
+            size,
+            conn.owner,
+            conn.next_call,
+            conn.placement,
+        ) {
             Ok(Some(message)) if message.head.flags != 0 && !mutant::is(Bug::FlagsIgnored) => {
                 Err(Violation::Flags)
             }
@@ -298,7 +304,7 @@ impl<S: Store> ServerEngine<S> {
         let local = self.geometry.send_slot(slot);
         let position = conn.ring_next;
         conn.ring_next += 1;
-        let placement = self.limits.placement;
+        let placement = conn.placement;
         wire::seal(
             private,
             local + span,
@@ -318,7 +324,7 @@ impl<S: Store> ServerEngine<S> {
         let late = conn.state != ConnState::Active && !mutant::is(Bug::LateAnswerUnsignaled);
         let (sequence, signaled) = conn.sq.post(holds_scarce || event || late);
         let remote = conn.ring_at + self.geometry.ring_slot_end(position) - span;
-        let wr_id = WrId::new(WrKind::Write, conn.generation, seat, sequence);
+        let wr_id = WrId::new(WrKind::Write, conn.generation.into(), seat, sequence);
         if inline || mutant::is(Bug::SendSlotEarly) {
             self.return_slot(slot);
         } else {

@@ -142,6 +142,7 @@ fn another_connections_staging_area_is_out_of_bounds() {
             owner: 5,
             ring_at: 0,
             staging_at: 4_096,
+            placement: Placement::InOrder,
         });
         assert!(opened);
         rig.owners[0] = 5;

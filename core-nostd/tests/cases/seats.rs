@@ -39,6 +39,7 @@ fn a_seat_opens_once() {
         owner: 99,
         ring_at: 0,
         staging_at: 0,
+        placement: scalerpc_core::wire::Placement::InOrder,
     };
     assert!(!rig.server.open(again));
     let beyond = rig.geometry.clients_max();

@@ -136,6 +136,7 @@ fn happen(rig: &mut Rig, start: Start, event: &str) -> String {
                 owner: 9,
                 ring_at: 0,
                 staging_at: 0,
+                placement: scalerpc_core::wire::Placement::InOrder,
             });
             outcome = if opened { "opened" } else { "taken" };
         }

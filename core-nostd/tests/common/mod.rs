@@ -184,6 +184,7 @@ impl Rig {
             owner,
             ring_at: self.geometry.ring(0),
             staging_at: self.geometry.staging(0),
+            placement: self.setup.limits.placement,
         });
         assert!(opened, "seat {seat} is free");
         owner

@@ -291,6 +291,7 @@ impl ShmServer {
                     owner: grant.owner,
                     ring_at: self.geometry.ring(number),
                     staging_at: self.geometry.staging(number),
+                    placement: self.limits.placement,
                 })
             }
             News::Gone(_) => {

@@ -19,6 +19,7 @@ use super::lanes::{QpRef, Remote};
 use super::packet::{Bad, Grant, Hello, Offer, PAIRS_MAX, Packet, Pair, VERSION, client_bytes};
 use super::qp::{self, Pairing, Route};
 use super::resources::QueuePair;
+use super::server::placement;
 use super::setup::Refusal;
 use super::shared::{Counts, News, Opening};
 
@@ -191,9 +192,8 @@ impl Control {
         if joining.owners.len() != joining.seats.len() {
             return self.refuse(peer, Refusal::Protocol, 0);
         }
-        if self.rules.in_order && !in_order {
-            return self.refuse(peer, Refusal::Placement, 0);
-        }
+        // A promise of both devices, or none.
+        let in_order = in_order && self.rules.in_order;
         let (seats, owners, remote) = (joining.seats.clone(), joining.owners.clone(), *remote);
         let counts = &self.shared.counts;
         Counts::add(&counts.links_open, 1);
@@ -207,14 +207,12 @@ impl Control {
                     qp: QpRef(slot.pair.as_ptr()),
                     remote,
                     peer: peer.address,
+                    placement: placement(in_order),
                 }));
             }
         }
         peer.stage = Stage::Open(seats.into());
-        let go = Packet::Go {
-            in_order: self.rules.in_order,
-        };
-        let mut peer = self.answer(peer, &go)?;
+        let mut peer = self.answer(peer, &Packet::Go { in_order })?;
         peer.deadline = None;
         Some(peer)
     }

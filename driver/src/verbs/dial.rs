@@ -329,9 +329,7 @@ impl Dialog {
     fn go(&mut self, offered: bool, in_order: bool) -> Result<bool, SetupError> {
         self.send(&Packet::Ready { in_order });
         match self.receive(JoinStep::Go)? {
-            Packet::Go { in_order: agreed } if agreed == offered && (in_order || !agreed) => {
-                Ok(agreed)
-            }
+            Packet::Go { in_order: agreed } if agreed == (offered && in_order) => Ok(agreed),
             _ => Err(self.broken(JoinStep::Go, "a packet that is not in turn")),
         }
     }

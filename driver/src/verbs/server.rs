@@ -34,8 +34,7 @@ pub struct ServerOptions {
     pub page_policy: PagePolicy,
     /// NUMA node of the server's memory; `None` for the kernel's choice.
     pub numa_node: Option<u32>,
-    /// Messages carry checksums even if this end's device places the bytes of a WRITE in order: for clients whose
-    /// devices do not.
+    /// Messages carry checksums even if both ends' devices place the bytes of a WRITE in order.
     pub checksums: bool,
     /// When a peer that does not answer is given up.
     pub reliability: ReliabilityOptions,
@@ -79,7 +78,8 @@ pub struct Report {
     pub sq_depth: u32,
     /// Bytes that go inline.
     pub inline_max: u32,
-    /// Whether messages carry checksums, or the order of bytes is relied on.
+    /// Whether messages carry checksums in any case, or the order of bytes is relied on with clients whose devices
+    /// keep it, too.
     pub placement: Placement,
 }
 
@@ -253,6 +253,7 @@ impl VerbsServer {
             owner: opening.owner,
             ring_at: self.geometry.ring(opening.number),
             staging_at: self.geometry.staging(opening.number),
+            placement: opening.placement,
         })
     }
 
@@ -335,10 +336,14 @@ pub(super) fn limits(plan: &Plan, inline: u32, in_order: bool) -> Limits {
         sge_max: plan.sge_max,
         inline_max: inline as usize,
         can_revoke: false,
-        placement: match in_order {
-            true => Placement::InOrder,
-            false => Placement::AnyOrder,
-        },
+        placement: placement(in_order),
+    }
+}
+
+pub(super) fn placement(in_order: bool) -> Placement {
+    match in_order {
+        true => Placement::InOrder,
+        false => Placement::AnyOrder,
     }
 }
 

@@ -183,8 +183,6 @@ pub enum Refusal {
     Device,
     /// The server is out of something else.
     Resources,
-    /// The client's device does not place bytes in order, and the server's messages carry no checksums.
-    Placement,
     /// The client was too slow; the detail says how many milliseconds it had for a step.
     Late,
     /// A reason that this version does not know.
@@ -192,7 +190,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    const CODES: [(Self, u32); 10] = [
+    const CODES: [(Self, u32); 9] = [
         (Self::Version, 1),
         (Self::Busy, 2),
         (Self::BadRequest, 3),
@@ -201,8 +199,7 @@ impl Refusal {
         (Self::Protocol, 6),
         (Self::Device, 7),
         (Self::Resources, 8),
-        (Self::Placement, 9),
-        (Self::Late, 10),
+        (Self::Late, 9),
     ];
 
     pub(super) fn code(self) -> u32 {
@@ -237,10 +234,6 @@ impl std::fmt::Display for Refusal {
                  and `rdma resource` how many it has",
             ),
             Self::Resources => f.write_str("it is out of file descriptors or memory"),
-            Self::Placement => f.write_str(
-                "the client's device does not place the bytes of a WRITE in order, and the server's does: let the \
-                 server use checksums",
-            ),
             Self::Late => f.write_str(
                 "this client was too slow: try again when its host is less busy, or raise the server's \
                  handshake_timeout",

@@ -4,6 +4,8 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use scalerpc_core::wire::Placement;
+
 use super::error::VerbsError;
 use super::lanes::{QpRef, Remote};
 
@@ -17,6 +19,7 @@ pub(super) struct Opening {
     pub(super) qp: QpRef,
     pub(super) remote: Remote,
     pub(super) peer: SocketAddr,
+    pub(super) placement: Placement,
 }
 
 /// News for the data thread. Of one seat they come in this order.

@@ -5,7 +5,8 @@ use core::hint::black_box;
 use scalerpc_core::client::{CallRecord, ClientConn};
 use scalerpc_core::post::{Completion, Limits, WcStatus, WrId, WriteWr};
 use scalerpc_core::server::{
-    Action, Active, Conn, Group, OpenConn, SendSlot, ServerConfig, ServerMemory, ServerSizes, Zone,
+    Action, Active, Conn, Group, Member, OpenConn, SendSlot, ServerConfig, ServerMemory,
+    ServerSizes, Zone,
 };
 use scalerpc_core::wire::{Placement, Status};
 use scalerpc_core::{Borrowed, ClientEngine, Geometry, Memory, Region, ServerEngine};
@@ -69,12 +70,14 @@ fn answered(placement: Placement) -> Option<u64> {
 
     let sizes = ServerSizes::of(&geometry);
     let (mut conns, mut demand_seen) = ([Conn::default(); RECORDS], [0; RECORDS]);
+    let mut members = [Member::default(); RECORDS];
     let (mut zones, mut free_zones) = ([Zone::default(); RECORDS], [0; RECORDS]);
     let (mut active, mut quarantine) = ([Active::default(); RECORDS], [0; RECORDS]);
     let (mut groups, mut send_slots) =
         ([Group::default(); RECORDS], [SendSlot::default(); RECORDS]);
     let records = ServerMemory::<Borrowed<'_>> {
         conns: conns.get_mut(..sizes.seats)?,
+        members: members.get_mut(..sizes.seats)?,
         demand_seen: demand_seen.get_mut(..sizes.seats)?,
         zones: zones.get_mut(..sizes.zones)?,
         free_zones: free_zones.get_mut(..sizes.zones)?,
@@ -89,6 +92,7 @@ fn answered(placement: Placement) -> Option<u64> {
         owner: OWNER,
         ring_at: geometry.ring(0),
         staging_at: geometry.staging(0),
+        placement: limits.placement,
     });
 
     let window = geometry.window() as usize;
