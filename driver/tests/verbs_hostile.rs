@@ -9,11 +9,15 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
+use scalerpc_core::Memory;
 use scalerpc_core::post::WcStatus;
 use scalerpc_driver::Fabric;
-use scalerpc_driver::verbs::{JoinStep, Refusal, SetupError, VERSION, VerbsClient, VerbsServer};
+use scalerpc_driver::verbs::{
+    JoinStep, Refusal, ServerOptions, SetupError, VERSION, VerbsClient, VerbsServer,
+};
 use verbs_common::{
-    Heard, assert_clean, client_options, connect, fake, geometry, listen, pair, write,
+    Heard, assert_clean, client_options, connect, fake, geometry, listen, pair, server_options,
+    write,
 };
 
 const MAGIC: &[u8; 8] = b"ScaleRDM";
@@ -403,5 +407,60 @@ fn an_answer_to_an_earlier_attempt_is_none() {
     });
     let error = VerbsClient::connect_with(&fake.host(), address, 1, &client_options()).unwrap_err();
     assert!(error.to_string().contains("another attempt"), "{error}");
+    assert_clean(&fake);
+}
+
+#[test]
+fn clients_and_handshakes_under_way_are_bounded() {
+    let fake = fake();
+    let options = ServerOptions {
+        links_max: 3,
+        handshakes_max: 2,
+        ..server_options()
+    };
+    let server =
+        VerbsServer::listen_with(&fake.host(), "127.0.0.1:0", geometry(), &options).unwrap();
+    // Two that say nothing keep the third waiting, for as long as a step may take.
+    let silent = [Raw::open(&server), Raw::open(&server)];
+    let begin = Instant::now();
+    let mut patient = client_options();
+    patient.timeout = verbs_common::PATIENCE;
+    let dial = || VerbsClient::connect_with(&fake.host(), server.local_addr(), 1, &patient);
+    let clients = [dial().unwrap(), dial().unwrap(), dial().unwrap()];
+    assert!(begin.elapsed() > Duration::from_millis(1500));
+    let refused = dial().unwrap_err();
+    let reason = Refusal::TooMany;
+    assert!(
+        matches!(refused, SetupError::Refused { reason: it, .. } if it == reason),
+        "{refused}"
+    );
+    drop((silent, clients, server));
+    assert_clean(&fake);
+}
+
+/// Field case J5: once the server has let go of a client, nothing that it does arrives.
+#[test]
+fn what_an_evicted_client_writes_goes_nowhere() {
+    let fake = fake();
+    let (mut server, mut client, mut heard) = pair(&fake, 2);
+    let seat = client.seat(0);
+    // It has this under way when it is evicted, and does not look at its stream.
+    fake.net().hold = true;
+    client.private().store(0, 0xbad);
+    let mut wr = write(0, 1, 256);
+    wr.remote = geometry().endpoint(seat);
+    client.post_write(&wr).unwrap();
+    assert_eq!(client.flush(), None);
+    server.close(seat);
+    heard.until(&mut server, "its end", |heard, _| heard.gone == [seat]);
+    fake.net().hold = false;
+    wr.wr_id = verbs_common::wr_id(0, 2);
+    client.post_write(&wr).unwrap();
+    assert_eq!(client.flush(), None);
+    let (completions, gone) = verbs_common::until_gone(&mut client, 1);
+    assert_eq!(gone, [0]);
+    assert!(completions.iter().all(|it| it.status != WcStatus::Success));
+    assert_eq!(server.exposed().load(geometry().endpoint(seat)), 0);
+    drop((client, server));
     assert_clean(&fake);
 }

@@ -165,12 +165,12 @@ fn an_end_with_work_outstanding_is_flushed_before_it_is_destroyed() {
 }
 
 #[test]
-fn a_client_that_vanishes_with_work_under_way_leaves_nothing_behind() {
+fn a_thousand_connections_that_vanish_with_work_under_way_leave_nothing_behind() {
     let fake = fake();
     let mut server = listen(&fake).unwrap();
     let mut heard = Heard::default();
     let before = fake.live();
-    for round in 1..=100 {
+    for round in 1..=500 {
         let mut client = connect(&fake, &server, 2).unwrap();
         heard.until(&mut server, "connections", |heard, _| {
             heard.opened.len() == 2 * round
