@@ -78,8 +78,9 @@ fn each_call_of_connecting_may_fail_at_either_end_and_nothing_leaks() {
         let is_over = connected.is_ok() && fake.count() < k;
         match &connected {
             Ok(_) => opened += 2,
-            Err(SetupError::Refused { reason, .. }) => {
+            Err(refused @ SetupError::Refused { reason, .. }) => {
                 assert_eq!(*reason, Refusal::Device);
+                assert!(refused.to_string().contains("(ENOSPC"), "{refused}");
                 let error = server.last_error().unwrap();
                 assert!(matches!(error, VerbsError::Failed { .. }), "{error}");
                 assert!(error.to_string().contains("peer 127.0.0.1:"), "{error}");
