@@ -78,8 +78,9 @@ fn each_call_of_connecting_may_fail_at_either_end_and_nothing_leaks() {
         let is_over = connected.is_ok() && fake.count() < k;
         match &connected {
             Ok(_) => opened += 2,
-            Err(SetupError::Refused { reason, .. }) => {
+            Err(refused @ SetupError::Refused { reason, .. }) => {
                 assert_eq!(*reason, Refusal::Device);
+                assert!(refused.to_string().contains("(ENOSPC"), "{refused}");
                 let error = server.last_error().unwrap();
                 assert!(matches!(error, VerbsError::Failed { .. }), "{error}");
                 assert!(error.to_string().contains("peer 127.0.0.1:"), "{error}");
@@ -165,12 +166,12 @@ fn an_end_with_work_outstanding_is_flushed_before_it_is_destroyed() {
 }
 
 #[test]
-fn a_client_that_vanishes_with_work_under_way_leaves_nothing_behind() {
+fn a_thousand_connections_that_vanish_with_work_under_way_leave_nothing_behind() {
     let fake = fake();
     let mut server = listen(&fake).unwrap();
     let mut heard = Heard::default();
     let before = fake.live();
-    for round in 1..=100 {
+    for round in 1..=500 {
         let mut client = connect(&fake, &server, 2).unwrap();
         heard.until(&mut server, "connections", |heard, _| {
             heard.opened.len() == 2 * round

@@ -14,6 +14,8 @@ use fake::{Device, Fake, Port};
 use scalerpc::verbs::{ClientOptions, ServerOptions, VerbsClient, VerbsServer};
 use scalerpc::{Client, ClientSet, PagePolicy, Server, ServerBuilder};
 use scalerpc_core::client::ClientConn;
+use scalerpc_core::wire::Placement;
+use scalerpc_driver::Fabric;
 
 /// On a device that does not place bytes in order, as soft-RoCE.
 struct AnyOrder;
@@ -129,3 +131,22 @@ macro_rules! module {
 
 module!(any_order, AnyOrder);
 module!(in_order, InOrder);
+
+/// One client's device places bytes in order, as the server's does; the other's does not.
+#[test]
+fn clients_of_both_kinds_of_devices_are_served_together() {
+    let running = bodies::Running::<InOrder>::start(Server::builder().clients_max(4));
+    let fake = &running.place.1.0;
+    let mut in_order = running.client();
+    fake.net().in_order = false;
+    let mut any_order = running.client();
+    let placements = [&in_order, &any_order].map(|it| it.fabric().limits().placement);
+    assert_eq!(placements, [Placement::InOrder, Placement::AnyOrder]);
+    for len in [0, 1, 32, 33, 1000, 4096] {
+        let request = vec![len as u8; len];
+        for client in [&mut in_order, &mut any_order] {
+            assert_eq!(client.call(1, &request).unwrap(), request);
+        }
+    }
+    assert_eq!(running.stop().violations, 0);
+}

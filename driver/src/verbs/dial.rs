@@ -238,7 +238,11 @@ impl Dialog {
                 ours: VERSION,
                 theirs,
             }),
-            Packet::Refusal(reason, _) => Err(SetupError::Refused { address, reason }),
+            Packet::Refusal(reason, detail) => Err(SetupError::Refused {
+                address,
+                reason,
+                detail,
+            }),
             _ if attempt != self.attempt => Err(self.broken(step, "an answer to another attempt")),
             packet => Ok(packet),
         }

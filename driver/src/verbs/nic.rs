@@ -111,7 +111,7 @@ impl Nic {
         (exposed_bytes, private_bytes): (usize, usize),
         pages: Pages,
     ) -> Result<Ground, SetupError> {
-        let plan = Plan::new(geometry, connections, Bounds::of(&self.device));
+        let plan = Plan::new(geometry, connections, self.end, Bounds::of(&self.device));
         let queues = self.queues(&plan)?;
         let inline = self.inline_max(&queues[0], &plan)?;
         let (exposed, private) = self.memory(exposed_bytes, private_bytes, pages)?;

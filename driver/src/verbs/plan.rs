@@ -3,11 +3,13 @@
 use scalerpc_core::Geometry;
 
 use super::device::OpenDevice;
+use super::qp::End;
 use super::resources::Shape;
 
 /// Bytes that are asked for inline: a response or request of three lines, and what common devices give.
 pub(super) const INLINE_WANTED: u32 = 220;
-/// Elements of a scatter list that are asked for.
+/// Most elements of a scatter list that are asked for. Each makes all work requests of a queue larger, in memory and in
+/// the device's cache.
 const SGE_WANTED: u32 = 32;
 /// Work requests of a connection besides those of a window: switch events, demand, entries.
 const SENDS_BESIDES: u32 = 8;
@@ -59,13 +61,19 @@ fn known(bound: u32) -> u32 {
 }
 
 impl Plan {
-    pub(super) fn new(geometry: &Geometry, connections: u32, bounds: Bounds) -> Self {
+    /// For so many connections of that end.
+    pub(super) fn new(geometry: &Geometry, connections: u32, end: End, bounds: Bounds) -> Self {
         let wanted = (geometry.window() + SENDS_BESIDES).max(SENDS_MIN);
         let most = known(bounds.max_qp_wr).min(known(bounds.max_cqe)) - BEACONS;
         let sq_depth = wanted.min(most);
         // A READ is one message, whatever its scatter list.
         let blocks = known(bounds.max_message) / geometry.request_block_bytes() as u32;
-        let sge_max = SGE_WANTED
+        let elements = match end {
+            // A READ fetches a window at most.
+            End::Server => geometry.window().min(SGE_WANTED),
+            End::Client => 1,
+        };
+        let sge_max = elements
             .min(known(bounds.max_sge))
             .min(known(bounds.max_sge_read))
             .min(blocks)
@@ -122,7 +130,12 @@ mod tests {
             window,
             ..GeometryConfig::default()
         };
-        Plan::new(&Geometry::new(config).unwrap(), connections, bounds)
+        Plan::new(
+            &Geometry::new(config).unwrap(),
+            connections,
+            End::Server,
+            bounds,
+        )
     }
 
     #[test]
@@ -160,14 +173,14 @@ mod tests {
             max_message: 0,
             ..small
         };
-        assert_eq!(
-            super::Plan::new(
-                &Geometry::new(GeometryConfig::default()).unwrap(),
-                4,
-                no_bound
-            )
-            .sge_max,
-            3
-        );
+        assert_eq!(self::plan(16, 4, no_bound).sge_max, 3);
+    }
+
+    #[test]
+    fn scatter_lists_are_as_long_as_a_window_and_a_client_needs_none() {
+        let lengths = [1, 4, 16, 64].map(|window| plan(window, 1, RXE).sge_max);
+        assert_eq!(lengths, [1, 4, 16, 32]);
+        let geometry = Geometry::new(GeometryConfig::default()).unwrap();
+        assert_eq!(Plan::new(&geometry, 1, End::Client, RXE).sge_max, 1);
     }
 }

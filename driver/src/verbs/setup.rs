@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use scalerpc_hugepage::MemoryError;
 
+use super::errno::Errno;
 use super::error::VerbsError;
 
 /// A step of joining two ends.
@@ -98,12 +99,14 @@ pub enum SetupError {
         free: u32,
     },
     /// The server refused for another reason.
-    #[error("the server at {address} refused: {reason}")]
+    #[error("the server at {address} refused: {reason}{}", Detail(*.reason, *.detail))]
     Refused {
         /// The address.
         address: SocketAddr,
         /// Why.
         reason: Refusal,
+        /// What the reason says that it is.
+        detail: u32,
     },
     /// The peer did not answer in time.
     #[error(
@@ -215,6 +218,20 @@ impl Refusal {
     pub(super) fn from_code(code: u32) -> Self {
         let found = Self::CODES.iter().find(|(_, known)| *known == code);
         found.map_or(Self::Other(code), |(reason, _)| *reason)
+    }
+}
+
+/// What a reason's detail adds to it, in words.
+struct Detail(Refusal, u32);
+
+impl std::fmt::Display for Detail {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match (self.0, i32::try_from(self.1)) {
+            (Refusal::Device, Ok(errno)) => write!(f, " ({})", Errno(errno)),
+            (Refusal::TooMany, _) => write!(f, " ({})", self.1),
+            (Refusal::Late, _) => write!(f, " ({} ms)", self.1),
+            _ => Ok(()),
+        }
     }
 }
 

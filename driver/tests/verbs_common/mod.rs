@@ -33,7 +33,7 @@ pub fn geometry() -> Geometry {
 pub fn server_options() -> ServerOptions {
     ServerOptions {
         page_policy: PagePolicy::Never,
-        handshake_timeout: Duration::from_secs(2),
+        handshake_timeout: PATIENCE,
         ..ServerOptions::default()
     }
 }
@@ -41,7 +41,7 @@ pub fn server_options() -> ServerOptions {
 pub fn client_options() -> ClientOptions {
     ClientOptions {
         page_policy: PagePolicy::Never,
-        timeout: Duration::from_secs(2),
+        timeout: PATIENCE,
         ..ClientOptions::default()
     }
 }
