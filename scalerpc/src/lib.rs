@@ -7,12 +7,14 @@
 
 mod client;
 mod connect;
+mod connector;
 mod error;
 mod server;
 mod set;
 mod wait;
 
 pub use client::Client;
+pub use connector::Connector;
 pub use error::{CallError, SetupError};
 pub use scalerpc_core::client::{ClientCounters, ClientState};
 pub use scalerpc_core::server::{Class, Counters, Grouping, Priority};

@@ -6,7 +6,7 @@ mod bodies;
 use std::sync::Arc;
 
 use bodies::BackEnd;
-use scalerpc::{Client, ClientSet, Server, ServerBuilder};
+use scalerpc::{Client, ClientOptions, ClientSet, Connector, Server, ServerBuilder};
 use scalerpc_driver::shm::{ShmClient, ShmServer};
 
 struct Shm;
@@ -34,6 +34,10 @@ impl BackEnd for Shm {
         ClientSet::connect(place.path().join("socket"), connections).unwrap()
     }
 
+    fn connector(place: &Self::Place) -> Connector<ShmClient> {
+        Connector::shm(place.path().join("socket"), 1, ClientOptions::default())
+    }
+
     fn client(place: &Self::Place) -> Client {
         Client::connect(place.path().join("socket")).unwrap()
     }
@@ -49,4 +53,5 @@ bodies::tests! { Shm, [allow(clippy::unwrap_used)];
     a_call_that_waits_asks_by_the_clock_whether_the_server_is_there
     a_server_in_the_place_of_another_one_answers_only_its_own_clients
     a_busy_server_still_opens_and_closes_connections
+    a_client_connects_again_once_there_is_a_server
 }

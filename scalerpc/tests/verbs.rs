@@ -12,7 +12,7 @@ use bodies::BackEnd;
 use scalerpc::verbs::{
     ClientOptions, Mtu, ReliabilityOptions, Selection, ServerOptions, VerbsClient, VerbsServer,
 };
-use scalerpc::{CallError, Client, ClientSet, Server, ServerBuilder};
+use scalerpc::{CallError, Client, ClientSet, Connector, Server, ServerBuilder};
 
 const ECHO: u16 = 1;
 
@@ -80,6 +80,10 @@ macro_rules! back_end {
                 ClientSet::connect_verbs(place, connections, &client_on($client)).unwrap()
             }
 
+            fn connector(place: &SocketAddr) -> Connector<VerbsClient> {
+                Connector::verbs(place.to_string(), 1, client_on($client))
+            }
+
             fn client(place: &SocketAddr) -> Client<VerbsClient> {
                 Client::connect_verbs(place, &client_on($client)).unwrap()
             }
@@ -103,6 +107,7 @@ mod one_device {
         a_call_that_waits_asks_by_the_clock_whether_the_server_is_there
         a_server_in_the_place_of_another_one_answers_only_its_own_clients
         a_busy_server_still_opens_and_closes_connections
+        a_client_connects_again_once_there_is_a_server
     }
 }
 

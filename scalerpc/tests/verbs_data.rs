@@ -12,7 +12,7 @@ use std::sync::Arc;
 use bodies::BackEnd;
 use fake::{Device, Fake, Port};
 use scalerpc::verbs::{ClientOptions, ServerOptions, VerbsClient, VerbsServer};
-use scalerpc::{Client, ClientSet, PagePolicy, Server, ServerBuilder};
+use scalerpc::{Client, ClientSet, Connector, PagePolicy, Server, ServerBuilder, SetupError};
 use scalerpc_core::client::ClientConn;
 use scalerpc_core::wire::Placement;
 use scalerpc_driver::Fabric;
@@ -61,13 +61,17 @@ fn listen_at(
 }
 
 fn connect(place: &Place, connections: u32) -> ClientSet<VerbsClient> {
+    try_connect(place, connections).unwrap()
+}
+
+fn try_connect(place: &Place, connections: u32) -> Result<ClientSet<VerbsClient>, SetupError> {
     let fake = &place.1.0;
     fake.enter();
     let options = ClientOptions {
         page_policy: PagePolicy::Never,
         ..ClientOptions::default()
     };
-    let fabric = VerbsClient::connect_with(&fake.host(), place.0, connections, &options).unwrap();
+    let fabric = VerbsClient::connect_with(&fake.host(), place.0, connections, &options)?;
     let geometry = *fabric.geometry();
     let conn = |connection| ClientConn {
         connection,
@@ -75,7 +79,7 @@ fn connect(place: &Place, connections: u32) -> ClientSet<VerbsClient> {
         owner: fabric.owner(connection),
     };
     let conns: Vec<_> = (0..connections).map(conn).collect();
-    ClientSet::over(fabric, geometry, &conns).unwrap()
+    ClientSet::over(fabric, geometry, &conns)
 }
 
 macro_rules! back_end {
@@ -97,6 +101,11 @@ macro_rules! back_end {
 
             fn connect(place: &Place, connections: u32) -> ClientSet<VerbsClient> {
                 connect(place, connections)
+            }
+
+            fn connector(place: &Place) -> Connector<VerbsClient> {
+                let place = place.clone();
+                Connector::from_fn(move || try_connect(&place, 1))
             }
 
             fn client(place: &Place) -> Client<VerbsClient> {
@@ -124,6 +133,7 @@ macro_rules! module {
                 a_call_that_waits_asks_by_the_clock_whether_the_server_is_there
                 a_server_in_the_place_of_another_one_answers_only_its_own_clients
                 a_busy_server_still_opens_and_closes_connections
+                a_client_connects_again_once_there_is_a_server
             }
         }
     };

@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use scalerpc::{CallError, Client, ClientSet, Counters, Request, Server, ServerBuilder, Status};
+use scalerpc::{
+    CallError, Client, ClientSet, Connector, Counters, Request, Server, ServerBuilder, Status,
+};
 use scalerpc_driver::Fabric;
 
 const ECHO: u16 = 1;
@@ -42,6 +44,7 @@ pub trait BackEnd {
     fn listen_again(builder: ServerBuilder, place: &Self::Place) -> Server<Self::ServerEnd>;
     fn connect(place: &Self::Place, connections: u32) -> ClientSet<Self::ClientEnd>;
     fn client(place: &Self::Place) -> Client<Self::ClientEnd>;
+    fn connector(place: &Self::Place) -> Connector<Self::ClientEnd>;
 }
 
 /// A server that runs on a thread of its own.
@@ -342,4 +345,31 @@ pub fn a_busy_server_still_opens_and_closes_connections<B: BackEnd>() {
         assert!(thread.join().unwrap() > 0);
     }
     running.stop();
+}
+
+/// Field case C8: a client that has lost its server finds the one that comes in its place, however long that takes.
+pub fn a_client_connects_again_once_there_is_a_server<B: BackEnd + 'static>() {
+    let running = Running::<B>::start(Server::builder().clients_max(1));
+    let connector = B::connector(&running.place);
+    let mut set = connector.connect().unwrap();
+    let patience = Duration::from_secs(60);
+    set.call(0, ECHO, b"before", patience).unwrap();
+    let call = set.call_async(0, ECHO, b"under way").unwrap();
+    let place = running.place.clone();
+    running.stop();
+    while set.poll_completion().is_none_or(|it| it.call != call) {}
+    assert_eq!(set.call_async(0, ECHO, b"x"), Err(CallError::NotSent));
+    drop(set);
+    let hasty = connector.connect_within(Duration::from_millis(50));
+    assert!(hasty.is_err(), "there is no server");
+    let late = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(300));
+        Running::<B>::run(
+            B::listen_again(Server::builder().clients_max(1), &place),
+            place,
+        )
+    });
+    let mut set = connector.connect_within(patience).unwrap();
+    assert_eq!(set.call(0, ECHO, b"after", patience).unwrap(), b"after");
+    assert_eq!(late.join().unwrap().stop().calls, 1);
 }
