@@ -491,6 +491,7 @@ step_vm() {
         vm_cargo_test "-c 4 -H 64" -p scalerpc --features verbs --test verbs --test verbs_steady \
             -- --ignored --test-threads 1
         vm_cargo_test "-H 16" -p scalerpc-cli --features verbs --test command_doctor_rdma -- --include-ignored
+        vm_cargo_test "-c 4 -m 2048 -H 64" -p scalerpc-cli --features verbs --test command_verbs -- --ignored --test-threads 1
     fi
 }
 

@@ -135,6 +135,7 @@ pub(crate) fn since(earlier: &Counters, later: &Counters) -> Counters {
         violations: grown(|c| c.violations),
         failures: grown(|c| c.failures),
         guests: grown(|c| c.guests),
+        moves: grown(|c| c.moves),
         merges: grown(|c| c.merges),
         stalls: grown(|c| c.stalls),
         ..*later

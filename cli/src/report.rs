@@ -81,6 +81,7 @@ pub(crate) struct ServedJson {
     violations: u64,
     failures: u64,
     guests: u64,
+    moves: u64,
     stalls: u64,
     server_bytes: ServerBytesJson,
     page_size: usize,
@@ -219,6 +220,7 @@ impl From<&Served> for ServedJson {
             violations: counters.violations,
             failures: counters.failures,
             guests: counters.guests,
+            moves: counters.moves,
             stalls: counters.stalls,
             server_bytes: ServerBytesJson {
                 fixed: served.bytes.fixed,

@@ -2,11 +2,11 @@
 //! doorbell.
 #![allow(unsafe_code)]
 
-use std::ptr;
+use std::ptr::{self, NonNull};
 
 use rdma_core_sys::{
     IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE, ibv_post_send, ibv_qp,
-    ibv_send_wr, ibv_sge,
+    ibv_send_wr, ibv_sge, ibv_wr_opcode,
 };
 use scalerpc_core::post::WrId;
 
@@ -17,24 +17,23 @@ use super::failure::Unposted;
 const WRS: usize = 128;
 /// Elements of all their scatter lists.
 const SGES: usize = 512;
-/// No work request.
-const NONE: u32 = u32::MAX;
 
-/// A connection's work requests in the batch, by index.
+/// A connection's work requests in the batch, linked as the device wants them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Chain {
-    head: u32,
-    tail: u32,
+    head: *mut ibv_send_wr,
+    tail: *mut ibv_send_wr,
 }
 
 impl Chain {
     pub(super) const EMPTY: Self = Self {
-        head: NONE,
-        tail: NONE,
+        head: ptr::null_mut(),
+        tail: ptr::null_mut(),
     };
 
+    #[inline]
     pub(super) fn is_empty(&self) -> bool {
-        self.head == NONE
+        self.head.is_null()
     }
 }
 
@@ -47,32 +46,66 @@ pub(super) struct Head {
     pub(super) signaled: bool,
 }
 
+/// An array that is reached through pointers only, since its elements point to each other.
+struct Array<T> {
+    base: NonNull<[T]>,
+}
+
+impl<T: Clone + Default> Array<T> {
+    fn new(len: usize) -> Self {
+        let elements = vec![T::default(); len].into_boxed_slice();
+        Self {
+            base: NonNull::from(Box::leak(elements)),
+        }
+    }
+
+    /// An element that is inside, or the end.
+    ///
+    /// # Safety
+    ///
+    /// `at` is at most the length.
+    #[inline]
+    unsafe fn at(&self, at: usize) -> *mut T {
+        debug_assert!(at <= self.base.len());
+        // SAFETY: the caller knows that it is inside, or at the end.
+        unsafe { self.base.cast::<T>().as_ptr().add(at) }
+    }
+}
+
+impl<T> Drop for Array<T> {
+    fn drop(&mut self) {
+        // SAFETY: it came from a box, and this is its end.
+        drop(unsafe { Box::from_raw(self.base.as_ptr()) });
+    }
+}
+
 /// The batch.
 pub(super) struct Batch {
-    wrs: Box<[ibv_send_wr]>,
-    /// By work request: the next one of its chain, and its first scatter element.
-    links: Box<[(u32, u32)]>,
+    wrs: Array<ibv_send_wr>,
     used: usize,
-    sges: Box<[ibv_sge]>,
+    sges: Array<ibv_sge>,
     sges_used: usize,
-    /// By work request: bytes that go inline. Their source is free again before they are posted.
-    inline: Box<[u8]>,
+    /// Bytes that go inline: their source is free again before they are posted. As many as the work requests of a
+    /// batch can have.
+    inline: Array<u8>,
+    inline_used: usize,
     inline_max: usize,
 }
 
 impl Batch {
     pub(super) fn new(inline_max: usize) -> Self {
         Self {
-            wrs: vec![ibv_send_wr::default(); WRS].into(),
-            links: vec![(NONE, 0); WRS].into(),
+            wrs: Array::new(WRS),
             used: 0,
-            sges: vec![ibv_sge::default(); SGES].into(),
+            sges: Array::new(SGES),
             sges_used: 0,
-            inline: vec![0; WRS * inline_max].into(),
+            inline: Array::new(WRS * inline_max),
+            inline_used: 0,
             inline_max,
         }
     }
 
+    #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.used == 0
     }
@@ -83,159 +116,172 @@ impl Batch {
         self.used < WRS && self.sges_used + sges <= SGES
     }
 
-    /// Adds a WRITE of bytes that `fill` copies. There is room, also for `len` bytes inline.
+    /// Adds a WRITE of bytes that go inline.
+    ///
+    /// # Safety
+    ///
+    /// There is room, and there are no more bytes than go inline.
     #[inline]
-    pub(super) fn write_inline(
-        &mut self,
-        chain: &mut Chain,
-        head: Head,
-        len: usize,
-        fill: impl FnOnce(&mut [u8]),
-    ) {
-        let at = self.used * self.inline_max;
-        let bytes = &mut self.inline[at..at + len];
-        fill(bytes);
-        let addr = bytes.as_ptr().expose_provenance() as u64;
-        self.sge(addr, len, 0);
-        let wr = self.add(chain, head, 1);
-        wr.opcode = IBV_WR_RDMA_WRITE;
-        wr.send_flags |= IBV_SEND_INLINE;
+    pub(super) unsafe fn write_inline(&mut self, chain: &mut Chain, head: Head, bytes: &[u8]) {
+        debug_assert!(bytes.len() <= self.inline_max);
+        // SAFETY: each of at most `WRS` work requests has at most `inline_max` of them.
+        let copy = unsafe { self.inline.at(self.inline_used) };
+        self.inline_used += bytes.len();
+        // SAFETY: as above; nobody refers to that part of the array, and the source is not in it.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), copy, bytes.len()) };
+        let addr = copy.expose_provenance() as u64;
+        // SAFETY: the caller's: there is room.
+        let sge = unsafe { self.sge(addr, bytes.len(), 0) };
+        // SAFETY: as above.
+        unsafe { self.add(chain, head, IBV_WR_RDMA_WRITE, IBV_SEND_INLINE, (sge, 1)) };
     }
 
-    /// Adds a WRITE from registered memory. There is room.
+    /// Adds a WRITE from registered memory.
+    ///
+    /// # Safety
+    ///
+    /// There is room.
     #[inline]
-    pub(super) fn write(
+    pub(super) unsafe fn write(
         &mut self,
         chain: &mut Chain,
         head: Head,
         (addr, len, lkey): (u64, usize, u32),
     ) {
-        self.sge(addr, len, lkey);
-        self.add(chain, head, 1).opcode = IBV_WR_RDMA_WRITE;
+        // SAFETY: the caller's.
+        let sge = unsafe { self.sge(addr, len, lkey) };
+        // SAFETY: the caller's.
+        unsafe { self.add(chain, head, IBV_WR_RDMA_WRITE, 0, (sge, 1)) };
     }
 
-    /// Adds a READ into pieces of registered memory, all of one length. There is room.
-    #[inline]
-    pub(super) fn read(
+    /// Adds a READ into pieces of registered memory, all of one length.
+    ///
+    /// # Safety
+    ///
+    /// There is room for one with so many scatter elements, at least one.
+    pub(super) unsafe fn read(
         &mut self,
         chain: &mut Chain,
         head: Head,
         pieces: impl Iterator<Item = u64>,
         (len, lkey): (usize, u32),
     ) {
+        // SAFETY: at most the length: this many are used.
+        let first = unsafe { self.sges.at(self.sges_used) };
         let mut count = 0;
         for addr in pieces {
-            self.sge(addr, len, lkey);
+            // SAFETY: the caller's.
+            unsafe { self.sge(addr, len, lkey) };
             count += 1;
         }
-        self.add(chain, head, count).opcode = IBV_WR_RDMA_READ;
+        // SAFETY: the caller's.
+        unsafe { self.add(chain, head, IBV_WR_RDMA_READ, 0, (first, count)) };
     }
 
+    /// Adds a scatter element.
+    ///
+    /// # Safety
+    ///
+    /// There is room.
     #[inline]
-    fn sge(&mut self, addr: u64, len: usize, lkey: u32) {
+    unsafe fn sge(&mut self, addr: u64, len: usize, lkey: u32) -> *mut ibv_sge {
         // Some devices take a length of 0 for 2^31.
         debug_assert!(len > 0, "no scatter element is empty");
-        self.sges[self.sges_used] = ibv_sge {
-            addr,
-            length: len as u32,
-            lkey,
-        };
+        // SAFETY: the caller's: fewer than `SGES` are used.
+        let at = unsafe { self.sges.at(self.sges_used) };
         self.sges_used += 1;
+        let length = len as u32;
+        // SAFETY: it is inside, and nobody else refers to it before it is posted.
+        unsafe { at.write(ibv_sge { addr, length, lkey }) };
+        at
     }
 
-    /// Adds a work request whose scatter list is the last `count` elements.
+    /// Adds a work request with this scatter list.
+    ///
+    /// # Safety
+    ///
+    /// There is room, and the chain's work requests are in this batch.
     #[inline]
-    fn add(&mut self, chain: &mut Chain, head: Head, count: usize) -> &mut ibv_send_wr {
-        let at = self.used as u32;
+    unsafe fn add(
+        &mut self,
+        chain: &mut Chain,
+        head: Head,
+        opcode: ibv_wr_opcode,
+        flags: u32,
+        (sg_list, count): (*mut ibv_sge, usize),
+    ) {
+        // SAFETY: the caller's: fewer than `WRS` are used.
+        let at = unsafe { self.wrs.at(self.used) };
         self.used += 1;
-        match chain.tail {
-            NONE => chain.head = at,
-            tail => self.links[tail as usize].0 = at,
-        }
-        chain.tail = at;
-        self.links[at as usize] = (NONE, (self.sges_used - count) as u32);
-        let wr = &mut self.wrs[at as usize];
-        *wr = ibv_send_wr {
-            wr_id: head.wr_id.0,
-            num_sge: count as i32,
-            send_flags: if head.signaled {
-                IBV_SEND_SIGNALED
-            } else {
-                Default::default()
-            },
-            ..Default::default()
-        };
+        // SAFETY: it is inside, and nobody else refers to it before it is posted. What is not set here is zero.
+        let wr = unsafe { &mut *at };
+        wr.wr_id = head.wr_id.0;
+        wr.next = ptr::null_mut();
+        wr.sg_list = sg_list;
+        wr.num_sge = count as i32;
+        wr.opcode = opcode;
+        wr.send_flags = flags | (u32::from(head.signaled) * IBV_SEND_SIGNALED);
         wr.wr.rdma.remote_addr = head.remote;
         wr.wr.rdma.rkey = head.rkey;
-        wr
+        if chain.is_empty() {
+            chain.head = at;
+        } else {
+            // SAFETY: the caller's: the tail is another work request of this batch.
+            unsafe { (*chain.tail).next = at };
+        }
+        chain.tail = at;
     }
 
     /// Posts a chain, which is empty afterwards.
     ///
     /// # Safety
     ///
-    /// The queue pair is live, and every scatter element that is not inline names registered memory, which stays so
-    /// until the work request has completed.
+    /// The queue pair is live, the chain's work requests were added since the last [`clear`](Self::clear), and every
+    /// scatter element that is not inline names registered memory, which stays so until the work request has
+    /// completed.
+    #[inline]
     pub(super) unsafe fn post(
         &mut self,
         qp: *mut ibv_qp,
         chain: &mut Chain,
     ) -> Result<(), Unposted> {
         let Chain { head, .. } = std::mem::replace(chain, Chain::EMPTY);
-        if head == NONE {
+        if head.is_null() {
             return Ok(());
         }
-        let wrs = self.wrs.as_mut_ptr();
-        let sges = self.sges.as_mut_ptr();
-        let mut at = head;
-        while at != NONE {
-            let (next, sge) = self.links[at as usize];
-            // SAFETY: links hold indices of work requests that were added, so they are inside of the array.
-            let wr = unsafe { wrs.add(at as usize) };
-            // SAFETY: as above, with scatter elements; nobody else refers to the work request.
-            unsafe { (*wr).sg_list = sges.wrapping_add(sge as usize) };
-            let follower = match next {
-                NONE => ptr::null_mut(),
-                next => wrs.wrapping_add(next as usize),
-            };
-            // SAFETY: as above.
-            unsafe { (*wr).next = follower };
-            at = next;
-        }
         let mut bad = ptr::null_mut();
-        let first = wrs.wrapping_add(head as usize);
         // SAFETY: the caller has the queue pair; the chain ends with null; what is inline lies in this struct.
-        let result = unsafe { ibv_post_send(qp, first, &raw mut bad) };
+        let result = unsafe { ibv_post_send(qp, head, &raw mut bad) };
         match Errno::of_result(result) {
             None => Ok(()),
-            Some(errno) => Err(self.count(head, bad.addr(), errno)),
+            Some(errno) => Err(count(head, bad, errno)),
         }
-    }
-
-    /// How far a chain was posted, by the address of the first work request that was not.
-    #[cold]
-    fn count(&self, head: u32, bad: usize, errno: Errno) -> Unposted {
-        let mut broken = Unposted {
-            errno,
-            posted: 0,
-            unposted: 0,
-        };
-        let mut at = head;
-        while at != NONE {
-            let address = ptr::from_ref(&self.wrs[at as usize]).addr();
-            if broken.unposted > 0 || address == bad {
-                broken.unposted += 1;
-            } else {
-                broken.posted += 1;
-            }
-            at = self.links[at as usize].0;
-        }
-        broken
     }
 
     /// Forgets all work requests: every chain has been posted or given up.
+    #[inline]
     pub(super) fn clear(&mut self) {
-        self.used = 0;
-        self.sges_used = 0;
+        (self.used, self.sges_used, self.inline_used) = (0, 0, 0);
     }
+}
+
+/// How far a chain of this batch was posted, by the first work request that was not.
+#[cold]
+fn count(head: *mut ibv_send_wr, bad: *mut ibv_send_wr, errno: Errno) -> Unposted {
+    let mut broken = Unposted {
+        errno,
+        posted: 0,
+        unposted: 0,
+    };
+    let mut at = head;
+    while !at.is_null() {
+        if broken.unposted > 0 || at == bad {
+            broken.unposted += 1;
+        } else {
+            broken.posted += 1;
+        }
+        // SAFETY: a chain's links lead to work requests of the batch, and end with null.
+        at = unsafe { (*at).next };
+    }
+    broken
 }

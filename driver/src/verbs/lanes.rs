@@ -35,6 +35,14 @@ pub(super) struct Remote {
     pub(super) bytes: u64,
 }
 
+/// Memory of this end that WRITEs are posted from, as work requests name it.
+#[derive(Clone, Copy, Debug)]
+struct Source {
+    address: u64,
+    bytes: u64,
+    lkey: u32,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LaneState {
     /// No connection.
@@ -100,9 +108,13 @@ pub(super) struct Lanes {
     last_failure: Option<Failure>,
     queues: Box<[Arc<CompletionQueue>]>,
     queue_next: usize,
+    /// Some queue pair was destroyed, or is to be, with work requests in its queue.
+    undrained: bool,
     wcs: [ibv_wc; WCS],
     wcs_at: usize,
     wcs_len: usize,
+    /// Where WRITEs come from.
+    source: Source,
     /// Ended after everything above, which may name their memory.
     exposed: Registration,
     private: Registration,
@@ -152,9 +164,15 @@ impl Lanes {
             last_failure: None,
             queues,
             queue_next: 0,
+            undrained: false,
             wcs: [ibv_wc::default(); WCS],
             wcs_at: 0,
             wcs_len: 0,
+            source: Source {
+                address: private.address(),
+                bytes: private.mapping().region().len() as u64,
+                lkey: private.lkey(),
+            },
             exposed,
             private,
         }
@@ -207,6 +225,7 @@ impl Lanes {
         if let Some(lane) = self.lanes.get_mut(connection as usize) {
             if lane.state != LaneState::Vacant {
                 lane.state = LaneState::Drained;
+                self.undrained = true;
                 self.drained.push(connection);
             }
         }
@@ -219,19 +238,16 @@ impl Lanes {
 
     #[inline]
     pub(super) fn post_write(&mut self, wr: &WriteWr) -> Result<(), PostError> {
-        let from = self.private.mapping();
         let inside = |at: usize, len: u64| {
             let end = (at as u64).checked_add(wr.len as u64);
             end.is_some_and(|end| end <= len)
         };
-        if wr.len == 0 || !inside(wr.local, from.region().len() as u64) {
-            return Err(PostError::Down);
-        }
         self.make_room(1);
         let Some(lane) = self.lanes.get_mut(wr.connection as usize) else {
             return Err(PostError::Down);
         };
-        if lane.state != LaneState::Up || !inside(wr.remote, lane.remote.bytes) {
+        let fits = inside(wr.local, self.source.bytes) && inside(wr.remote, lane.remote.bytes);
+        if lane.state != LaneState::Up || wr.len == 0 || !fits {
             return Err(PostError::Down);
         }
         if lane.chain.is_empty() {
@@ -246,12 +262,15 @@ impl Lanes {
         };
         if wr.len <= self.inline_max {
             let from = self.private.mapping().region();
-            let fill = |bytes: &mut [u8]| from.copy_out(wr.local, bytes);
-            self.batch.write_inline(&mut lane.chain, head, wr.len, fill);
+            // SAFETY: only the caller writes to private memory, and it is here.
+            let bytes = unsafe { from.bytes(wr.local, wr.len) };
+            // SAFETY: room was made, and so many bytes go inline.
+            unsafe { self.batch.write_inline(&mut lane.chain, head, bytes) };
         } else {
-            let addr = self.private.address() + wr.local as u64;
-            let source = (addr, wr.len, self.private.lkey());
-            self.batch.write(&mut lane.chain, head, source);
+            let addr = self.source.address + wr.local as u64;
+            let source = (addr, wr.len, self.source.lkey);
+            // SAFETY: room was made.
+            unsafe { self.batch.write(&mut lane.chain, head, source) };
         }
         lane.last = wr.wr_id;
         Ok(())
@@ -283,7 +302,8 @@ impl Lanes {
         let start = self.exposed.address();
         let pieces = wr.targets(&self.geometry).map(|at| start + at as u64);
         let target = (wr.stride, self.exposed.lkey());
-        self.batch.read(&mut lane.chain, head, pieces, target);
+        // SAFETY: room was made for so many, at least one.
+        unsafe { self.batch.read(&mut lane.chain, head, pieces, target) };
         lane.last = wr.wr_id;
         Ok(())
     }
@@ -304,6 +324,7 @@ impl Lanes {
         self.unposted.pop()
     }
 
+    #[inline(never)]
     fn ring(&mut self) {
         for &connection in &self.waiting {
             let lane = &mut self.lanes[connection as usize];
@@ -327,6 +348,22 @@ impl Lanes {
     /// Takes a completion.
     #[inline]
     pub(super) fn poll(&mut self) -> Option<Completion> {
+        if let Some(wc) = self.wcs[..self.wcs_len].get(self.wcs_at) {
+            // A beacon is flushed, if anything. What was left undrained may come to a connection that is over.
+            if wc.status == IBV_WC_SUCCESS && !self.undrained {
+                self.wcs_at += 1;
+                return Some(Completion {
+                    wr_id: WrId(wc.wr_id),
+                    status: WcStatus::Success,
+                });
+            }
+        }
+        self.poll_on()
+    }
+
+    /// As [`poll`](Self::poll), where none is at hand, or one that is not usual.
+    #[inline(never)]
+    fn poll_on(&mut self) -> Option<Completion> {
         loop {
             if self.wcs_at == self.wcs_len && !self.refill() {
                 return None;

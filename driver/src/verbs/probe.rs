@@ -29,7 +29,7 @@ const BYTES: usize = 64;
 /// The first takes longer than others.
 const WRITES: u64 = 20;
 /// Longer than a queue pair tries.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(3);
 
 /// What a trial showed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -148,7 +148,11 @@ impl<'a> Loop<'a> {
             own_psn: 0,
             peer_psn: 0,
         };
-        let patience = Patience::of(&ReliabilityOptions::default())?;
+        // A fifth of a second; some devices take four times as long.
+        let patience = Patience::of(&ReliabilityOptions {
+            timeout: 14,
+            retries: 2,
+        })?;
         qp::connect(&self.pair, device, End::Server, &route, pairing, patience).map_err(failed)?;
         Ok(())
     }

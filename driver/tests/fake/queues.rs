@@ -1,6 +1,6 @@
 //! The functions of the library that are about memory and queues.
 
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::ptr;
 
 use rdma_core_sys::*;
@@ -270,15 +270,16 @@ pub unsafe extern "C" fn ibv_modify_qp(
 pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     // SAFETY: the caller's duty.
     let (device, number) = unsafe { (FakeDevice::of_context((*qp).context), (*qp).qp_num) };
-    match device.shared().net().qps.remove(&number) {
+    let mut net = device.shared().net();
+    match net.qps.remove(&number) {
+        Some(it) if it.outstanding.is_empty() => {}
         Some(it) => {
-            if !it.outstanding.is_empty() {
-                let what = format!("{} work requests cut off", it.outstanding.len());
-                device.shared().net().misuse.push(what);
-            }
+            let what = format!("{} work requests cut off", it.outstanding.len());
+            net.misuse.push(what);
         }
-        None => device.shared().net().misuse.push("destroyed twice".into()),
+        None => net.misuse.push("destroyed twice".into()),
     }
+    drop(net);
     device.shared().state().live.qps -= 1;
     int(device.call("ibv_destroy_qp", None, number.into()))
 }
@@ -336,6 +337,15 @@ pub unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
         // SAFETY: as above; none is freed.
         unsafe { shared((*qp).context) }.state().live.events -= 1;
     }
+}
+
+pub unsafe extern "C" fn ibv_wc_status_str(status: ibv_wc_status) -> *const c_char {
+    let text = match status {
+        IBV_WC_REM_ACCESS_ERR => c"remote access error",
+        IBV_WC_RETRY_EXC_ERR => c"transport retry counter exceeded",
+        _ => c"unknown",
+    };
+    text.as_ptr()
 }
 
 unsafe extern "C" fn post_send(

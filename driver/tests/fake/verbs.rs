@@ -158,6 +158,7 @@ functions! {
     ibv_query_gid _ibv_query_gid_ex
     ibv_is_fork_initialized ibv_fork_init ibv_alloc_pd ibv_dealloc_pd ibv_reg_mr ibv_reg_mr_iova2 ibv_dereg_mr ibv_create_cq ibv_destroy_cq
     ibv_create_qp ibv_modify_qp ibv_destroy_qp ibv_query_qp_data_in_order ibv_get_async_event ibv_ack_async_event
+    ibv_wc_status_str
 }
 
 unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
@@ -203,6 +204,10 @@ unsafe extern "C" fn ibv_open_device(raw: *mut ibv_device) -> *mut ibv_context {
         unsafe { (*context).abi_compat = VERBS_ABI_IS_EXTENDED };
         // SAFETY: as above.
         queues::operations(unsafe { &mut (*context).ops });
+        if let Some(operations) = device.shared().net().operations {
+            // SAFETY: as above.
+            operations(unsafe { &mut (*context).ops });
+        }
         // SAFETY: it takes numbers.
         let fd = unsafe {
             libc::eventfd(
