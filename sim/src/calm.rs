@@ -56,7 +56,11 @@ impl World {
     /// group's turn, and then each group with demand has one.
     fn bound_ns(&self) -> u64 {
         let counters = self.server.counters();
-        let spare = self.geometry.zones() - self.geometry.group_size();
+        // With static mapping there may be fewer zones than a group has members.
+        let spare = self
+            .geometry
+            .zones()
+            .saturating_sub(self.geometry.group_size());
         let (mut bad, mut dead) = (0, 0);
         for peer in self.peers.iter().flatten() {
             bad += u32::from(!peer.is_honest());

@@ -1,6 +1,7 @@
 //! What goes wrong in a network, and to processes.
 
-use std::net::SocketAddr;
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -350,4 +351,56 @@ fn many_clients_at_once_are_all_admitted() {
     });
     assert!(!failed.into_inner());
     assert_eq!(running.stop().calls, 60);
+}
+
+/// Passes a stream on, and gives what the server says first another key to its memory. Where it listens.
+fn with_another_key(server: SocketAddr) -> SocketAddr {
+    // After a header and fifteen words of an Offer.
+    const KEY_AT: usize = 32 + 15 * 4;
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        let (mut client, _) = listener.accept().unwrap();
+        let mut to_client = client.try_clone().unwrap();
+        let mut server = TcpStream::connect(server).unwrap();
+        let mut from_server = server.try_clone().unwrap();
+        std::thread::spawn(move || {
+            let mut offer = [0; KEY_AT + 4];
+            from_server.read_exact(&mut offer).unwrap();
+            offer[KEY_AT] ^= 0x5a;
+            to_client.write_all(&offer).unwrap();
+            let _ = std::io::copy(&mut from_server, &mut to_client);
+        });
+        let _ = std::io::copy(&mut client, &mut server);
+        let _ = server.shutdown(Shutdown::Both);
+    });
+    address
+}
+
+#[test]
+#[ignore = "needs soft-RoCE"]
+fn a_write_that_the_device_refuses_ends_that_connection_at_both_ends() {
+    let (mut server, address) = listen(Server::builder().clients_max(2));
+    let mut good = Client::connect_verbs(address, &client_on("rxe1")).unwrap();
+    let bad = std::thread::spawn(move || {
+        let address = with_another_key(address);
+        let mut client = Client::connect_verbs(address, &client_on("rxe1")).unwrap();
+        client.set_timeout(PATIENCE);
+        let ended = client.call(ECHO, b"x").map(<[u8]>::to_vec);
+        (ended, client.fabric().last_failure())
+    });
+    poll_until(&mut server, "its end", |it| it.counters().gone == 1);
+    let (ended, failure) = bad.join().unwrap();
+    assert_eq!(ended, Err(CallError::Unknown));
+    let said = failure.unwrap().to_string();
+    assert!(said.contains("does not allow that access"), "{said}");
+    good.call_async(ECHO, b"y").unwrap();
+    let mut answered = false;
+    poll_until(&mut server, "an answer", |_| {
+        answered |= good
+            .poll_completion()
+            .is_some_and(|it| it.result == Ok(b"y"));
+        answered
+    });
+    assert_eq!(server.fabric().counters().seats_free, 1);
 }
