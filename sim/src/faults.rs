@@ -193,13 +193,13 @@ impl World {
         if !at_entry {
             hurt(&mut self.peers, &self.server, zone);
         }
-        for seat in [Some(seat), at_entry.then_some(victim)]
-            .into_iter()
-            .flatten()
-        {
-            if let Some(peer) = &mut self.peers[seat] {
-                peer.liar = true;
-            }
+        if let Some(peer) = &mut self.peers[seat] {
+            peer.liar = true;
+        }
+        if let Some(peer) = self.peers[victim].as_mut().filter(|_| at_entry) {
+            peer.liar = true;
+            // What it wrote there itself is not there any more.
+            peer.bait = None;
         }
         let target = self.end.exposed();
         for (i, word) in words.into_iter().enumerate() {
