@@ -302,7 +302,7 @@ step_lint() {
     mapfile -t tests < <(grep -oE '[a-z0-9]+(_[a-z0-9]+){3,}`' docs/field-cases.md | tr -d '`' | sort -u)
     [[ ${#tests[@]} -gt 0 ]] || die "docs/field-cases.md names no test"
     for test in "${tests[@]}"; do
-        grep -rqs --include='*.rs' "fn ${test}[(<]" -- */tests */src ||
+        grep -rqs --include='*.rs' "fn ${test}[(<]" -- */tests */src tests src ||
             die "docs/field-cases.md names a test that is not there: $test"
     done
 }

@@ -88,6 +88,23 @@ impl Busy {
 }
 
 /// Connections to one server that one thread polls: hundreds are normal.
+///
+/// The bytes of a completion are where the server put them, so until it is let go of the set does nothing else, nor ends:
+///
+/// ```compile_fail,E0499
+/// fn two(set: &mut scalerpc::ClientSet) {
+///     let completions = (set.poll_completion(), set.poll_completion());
+///     drop(completions);
+/// }
+/// ```
+///
+/// ```compile_fail,E0505
+/// fn late(mut set: scalerpc::ClientSet) {
+///     let completion = set.poll_completion();
+///     drop(set);
+///     drop(completion);
+/// }
+/// ```
 pub struct ClientSet<F: Fabric = ShmClient> {
     fabric: F,
     geometry: Geometry,
