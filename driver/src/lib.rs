@@ -3,7 +3,9 @@
 //! A back end implements [`Fabric`] for each end of its connections. The `shm` back end joins processes on one
 //! host and needs nothing but Linux. The feature `verbs` adds what opens RDMA devices.
 
+mod door;
 pub mod fabric;
+mod fields;
 pub mod host;
 mod mapping;
 mod shared;

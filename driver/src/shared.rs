@@ -2,10 +2,28 @@
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::io::Errno;
+
+/// A number that any thread may change, and any may read. It orders nothing.
+#[derive(Debug, Default)]
+pub(crate) struct Counter(AtomicU64);
+
+impl Counter {
+    pub(crate) fn add(&self, n: u64) {
+        self.0.fetch_add(n, Ordering::Relaxed);
+    }
+
+    pub(crate) fn sub(&self, n: u64) {
+        self.0.fetch_sub(n, Ordering::Relaxed);
+    }
+
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
 
 /// What both threads hold. No lock is taken on the data path: `news_waiting` says when there is a reason
 /// to.
@@ -76,6 +94,12 @@ impl<N, O, C: Default> Shared<N, O, C> {
 
     pub(crate) fn is_stopping(&self) -> bool {
         self.stop.load(Ordering::Acquire)
+    }
+
+    /// The control thread is awake.
+    pub(crate) fn drain_wake(&self) {
+        let mut count = [0; 8];
+        while rustix::io::read(&self.wake, &mut count) == Err(Errno::INTR) {}
     }
 
     fn wake(&self) {

@@ -11,7 +11,7 @@ use scalerpc_hugepage::{HugeMemory, MemoryError};
 use super::control::{Control, Peer, Stage};
 use super::error::Refusal;
 use super::handshake::{self, Grant, Packet, VERSION, WELCOME_SEATS};
-use super::link::{Counts, Link, News, client_bytes, guard_at};
+use super::link::{Link, News, client_bytes, guard_at};
 use super::socket;
 use crate::mapping::Mapping;
 
@@ -166,9 +166,9 @@ impl Control {
             }
         }
         let counts = &self.shared.counts;
-        Counts::add(&counts.links_open, 1);
-        Counts::add(&counts.links_admitted, 1);
-        Counts::add(&counts.client_bytes, link.memory_bytes() as u64);
+        counts.links_open.add(1);
+        counts.links_admitted.add(1);
+        counts.client_bytes.add(link.memory_bytes() as u64);
         peer.settle(Arc::clone(&link));
         self.shared.tell(News::Opened(link));
         Some(peer)

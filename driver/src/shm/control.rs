@@ -8,8 +8,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::buffer::spare_capacity;
-use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::{Shutdown, SocketFlags, accept_with, shutdown};
 use scalerpc_core::Geometry;
@@ -17,17 +15,12 @@ use scalerpc_core::Geometry;
 use super::error::Refusal;
 use super::fence::ServerFence;
 use super::handshake::{self, FROM_CLIENT_MAX_BYTES, Grant, Packet};
-use super::link::{Counts, Link, News, Order, Shared};
+use super::link::{Link, News, Order, Shared};
 use super::socket::{self, Incoming};
 use super::sys::{self, PeerProcess};
+use crate::door::{Door, LISTENER, WAKE};
 use crate::mapping::Mapping;
 
-/// Tokens of the epoll set. A peer's socket has twice its id, its pidfd one more; ids count from 1.
-const WAKE: u64 = 0;
-const LISTENER: u64 = 1;
-
-/// After a failed accept (out of descriptors, say) the listener rests for so long.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How often an evicted client that was stopped in the middle of a WRITE is looked at.
 const QUIET_PAUSE: Duration = Duration::from_millis(20);
 /// Packets taken from a client that is refused; no more fit its socket.
@@ -88,11 +81,8 @@ pub(super) struct Control {
     pub(super) shared: Arc<Shared>,
     pub(super) exposed: Arc<Mapping>,
     pub(super) rules: Rules,
-    epoll: OwnedFd,
-    listener: OwnedFd,
-    /// The listener is in the epoll set.
-    accepting: bool,
-    accept_after: Option<Instant>,
+    door: Door<OwnedFd>,
+    /// By id, from 1. The token of a peer's socket is twice its id, that of its pidfd one more.
     peers: BTreeMap<u64, Peer>,
     next_id: u64,
 }
@@ -105,18 +95,12 @@ impl Control {
         listener: OwnedFd,
     ) -> Result<Self, Errno> {
         rustix::io::ioctl_fionbio(&listener, true)?;
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let token = epoll::EventData::new_u64;
-        epoll::add(&epoll, &shared.wake, token(WAKE), epoll::EventFlags::IN)?;
-        epoll::add(&epoll, &listener, token(LISTENER), epoll::EventFlags::IN)?;
+        let door = Door::new(&shared.wake, listener)?;
         Ok(Self {
             shared,
             exposed,
             rules,
-            epoll,
-            listener,
-            accepting: true,
-            accept_after: None,
+            door,
             peers: BTreeMap::new(),
             next_id: 1,
         })
@@ -127,16 +111,10 @@ impl Control {
         let mut events = Vec::with_capacity(64);
         while !self.shared.is_stopping() {
             let pause = self.look_after();
-            let pause = pause.and_then(|pause| Timespec::try_from(pause).ok());
-            events.clear();
-            match epoll::wait(&self.epoll, spare_capacity(&mut events), pause.as_ref()) {
-                Ok(_) | Err(Errno::INTR) => {}
-                // Somebody else closed the descriptor: do not spin.
-                Err(_) => std::thread::sleep(ACCEPT_PAUSE),
-            }
+            self.door.wait(&mut events, pause);
             for event in &events {
                 match event.data.u64() {
-                    WAKE => self.drain_wake(),
+                    WAKE => self.shared.drain_wake(),
                     LISTENER => self.accept(),
                     token => self.on_peer(token),
                 }
@@ -146,11 +124,6 @@ impl Control {
             }
         }
         self.farewell();
-    }
-
-    fn drain_wake(&self) {
-        let mut count = [0; 8];
-        while rustix::io::read(&self.shared.wake, &mut count) == Err(Errno::INTR) {}
     }
 
     /// Does what is due by now; returns how long nothing else will be.
@@ -171,12 +144,8 @@ impl Control {
                 (None, _) => {}
             }
         }
-        if let Some(at) = self.accept_after {
-            if at <= now {
-                self.accept_after = None;
-            } else {
-                sooner(at);
-            }
+        if let Some(at) = self.door.rests_until(now) {
+            sooner(at);
         }
         for id in late {
             self.with_peer(id, Self::abandon);
@@ -184,37 +153,20 @@ impl Control {
         for id in quiet {
             self.with_peer(id, Self::fence);
         }
-        self.set_accepting(handshakes < self.rules.handshakes_max && self.accept_after.is_none());
+        self.door.set_open(handshakes < self.rules.handshakes_max);
         due.map(|due| due.saturating_duration_since(now))
-    }
-
-    fn set_accepting(&mut self, accepting: bool) {
-        if accepting == self.accepting {
-            return;
-        }
-        let done = if accepting {
-            let token = epoll::EventData::new_u64(LISTENER);
-            epoll::add(&self.epoll, &self.listener, token, epoll::EventFlags::IN)
-        } else {
-            epoll::delete(&self.epoll, &self.listener)
-        };
-        match done {
-            Ok(()) => self.accepting = accepting,
-            // Out of memory or of watches: try again later.
-            Err(_) => self.accept_after = Some(Instant::now() + ACCEPT_PAUSE),
-        }
     }
 
     /// Takes one client from the backlog. The others stay readable, and `look_after` counts before the
     /// next one.
     fn accept(&mut self) {
-        if self.accept_after.is_some() {
+        if self.door.is_resting() {
             return;
         }
-        match accept_with(&self.listener, SocketFlags::CLOEXEC) {
+        match accept_with(self.door.listener(), SocketFlags::CLOEXEC) {
             Ok(socket) => self.greet(socket),
             Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
-            Err(_) => self.accept_after = Some(Instant::now() + ACCEPT_PAUSE),
+            Err(_) => self.door.rest(),
         }
     }
 
@@ -225,21 +177,15 @@ impl Control {
                 if errno != Errno::SRCH {
                     say_no(&socket, Refusal::Resources, 0);
                 }
-                Counts::add(&self.shared.counts.abandoned, 1);
+                self.shared.counts.abandoned.add(1);
                 return;
             }
         };
         let id = self.next_id;
         self.next_id += 1;
-        let add = |fd: &OwnedFd, token| {
-            let token = epoll::EventData::new_u64(token);
-            epoll::add(&self.epoll, fd, token, epoll::EventFlags::IN)
-        };
-        let watched = add(&socket, 2 * id).and_then(|()| {
-            process
-                .pidfd
-                .as_ref()
-                .map_or(Ok(()), |pidfd| add(pidfd, 2 * id + 1))
+        let watched = self.door.watch(&socket, 2 * id).and_then(|()| {
+            let pidfd = process.pidfd.as_ref();
+            pidfd.map_or(Ok(()), |pidfd| self.door.watch(pidfd, 2 * id + 1))
         });
         let deadline = Some(Instant::now() + self.rules.handshake_timeout);
         let peer = Peer {
@@ -312,7 +258,7 @@ impl Control {
     }
 
     fn on_end(&mut self, mut peer: Peer) -> Option<Peer> {
-        self.unwatch_socket(&peer.socket);
+        self.door.unwatch(&peer.socket);
         match peer.stage {
             Stage::Greeting | Stage::Offered(_) | Stage::Welcoming { .. } => self.abandon(peer),
             Stage::Open(link) => {
@@ -337,15 +283,15 @@ impl Control {
             Stage::Welcoming { .. } => self.refuse(peer, Refusal::Protocol, 0),
             Stage::Open(_) | Stage::Evicted(_) if bye => self.fence(peer),
             Stage::Open(link) => {
-                Counts::add(&self.shared.counts.violations, 1);
+                self.shared.counts.violations.add(1);
                 link.set_down();
-                self.unwatch_socket(&peer.socket);
+                self.door.unwatch(&peer.socket);
                 let _ = shutdown(&peer.socket, Shutdown::Both);
                 peer.stage = Stage::Orphaned(link);
                 Some(peer)
             }
             Stage::Evicted(_) | Stage::Orphaned(_) | Stage::Fenced(_) => {
-                self.unwatch_socket(&peer.socket);
+                self.door.unwatch(&peer.socket);
                 Some(peer)
             }
         }
@@ -356,10 +302,11 @@ impl Control {
             Order::Evict(id) => self.with_peer(id, Self::evict),
             Order::Forget(id) => self.with_peer(id, |control, peer| {
                 if let Stage::Fenced(link) = &peer.stage {
-                    Counts::sub(
-                        &control.shared.counts.client_bytes,
-                        link.memory_bytes() as u64,
-                    );
+                    control
+                        .shared
+                        .counts
+                        .client_bytes
+                        .sub(link.memory_bytes() as u64);
                 }
                 control.part(peer)
             }),
@@ -386,8 +333,8 @@ impl Control {
         peer.stage = match peer.stage {
             Stage::Open(link) | Stage::Evicted(link) | Stage::Orphaned(link) => {
                 link.set_down();
-                Counts::add(&self.shared.counts.fenced, 1);
-                Counts::sub(&self.shared.counts.links_open, 1);
+                self.shared.counts.fenced.add(1);
+                self.shared.counts.links_open.sub(1);
                 self.shared.tell(News::Gone(Arc::clone(&link)));
                 Stage::Fenced(link)
             }
@@ -399,19 +346,19 @@ impl Control {
     /// Ends a handshake that the client did not finish. It has not written anything yet: a client writes
     /// only after its Welcome.
     pub(super) fn abandon(&mut self, peer: Peer) -> Option<Peer> {
-        Counts::add(&self.shared.counts.abandoned, 1);
+        self.shared.counts.abandoned.add(1);
         self.end_handshake(peer)
     }
 
     /// Ends a handshake with a reason that the client can read.
     pub(super) fn refuse(&mut self, peer: Peer, reason: Refusal, detail: u32) -> Option<Peer> {
         let counts = &self.shared.counts;
-        Counts::add(&counts.refused, 1);
+        counts.refused.add(1);
         if matches!(
             reason,
             Refusal::Protocol | Refusal::BadRequest | Refusal::Memory
         ) {
-            Counts::add(&counts.violations, 1);
+            counts.violations.add(1);
         }
         say_no(&peer.socket, reason, detail);
         self.end_handshake(peer)
@@ -432,28 +379,17 @@ impl Control {
         None
     }
 
-    // A closed descriptor leaves the epoll set by itself only if no fork has made another one of it.
     fn unwatch(&self, peer: &Peer) {
-        self.unwatch_socket(&peer.socket);
+        self.door.unwatch(&peer.socket);
         if let Some(pidfd) = &peer.process.pidfd {
-            let _ = epoll::delete(&self.epoll, pidfd);
+            self.door.unwatch(pidfd);
         }
-    }
-
-    fn unwatch_socket(&self, socket: &OwnedFd) {
-        let _ = epoll::delete(&self.epoll, socket);
     }
 
     /// Wakes up when the socket can take more, too.
     pub(super) fn watch_writable(&self, peer: &Peer, writable: bool) -> Result<(), Errno> {
-        let mut flags = epoll::EventFlags::IN;
-        flags.set(epoll::EventFlags::OUT, writable);
-        epoll::modify(
-            &self.epoll,
-            &peer.socket,
-            epoll::EventData::new_u64(2 * peer.id),
-            flags,
-        )
+        self.door
+            .watch_writable(&peer.socket, 2 * peer.id, writable)
     }
 
     /// Links that hold seats, or are about to.

@@ -13,9 +13,10 @@
 //! The header and the first 24 bytes of a Refusal stay as they are in every version, so that ends of
 //! different versions can tell each other why they part.
 
-use scalerpc_core::{Geometry, GeometryConfig, Mapping};
+use scalerpc_core::{Geometry, GeometryConfig};
 
 use super::error::Refusal;
+use super::fields::{Fields, config_words};
 
 /// Version of the protocol: of these packets, and of all that the ends then do with each other's memory.
 pub const VERSION: u32 = 1;
@@ -75,28 +76,6 @@ pub(super) struct Offer {
     pub(super) bytes: u64,
 }
 
-/// Reads fixed-width fields; `None` when the bytes run out.
-struct Fields<'a>(&'a [u8]);
-
-impl Fields<'_> {
-    fn u32(&mut self) -> Option<u32> {
-        let (word, rest) = self.0.split_first_chunk()?;
-        self.0 = rest;
-        Some(u32::from_le_bytes(*word))
-    }
-
-    fn u64(&mut self) -> Option<u64> {
-        let (word, rest) = self.0.split_first_chunk()?;
-        self.0 = rest;
-        Some(u64::from_le_bytes(*word))
-    }
-
-    /// The value, if all bytes have been read.
-    fn end<T>(self, value: T) -> Option<T> {
-        self.0.is_empty().then_some(value)
-    }
-}
-
 /// A packet with a sound header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Packet<'a> {
@@ -144,24 +123,9 @@ impl<'a> Packet<'a> {
 
     pub(super) fn offer(&self) -> Option<Offer> {
         let mut fields = self.body_of(Kind::Offer)?;
-        let config = GeometryConfig {
-            clients_max: fields.u32()?,
-            group_size: fields.u32()?,
-            window: fields.u32()?,
-            request_max_bytes: fields.u32()?,
-            response_max_bytes: fields.u32()?,
-            mapping: match fields.u32()? {
-                0 => Mapping::Virtual,
-                1 => Mapping::Static,
-                _ => return None,
-            },
-        };
+        let config = fields.config()?;
         let connections = fields.u32()?;
-        let expedited = match fields.u32()? {
-            0 => false,
-            1 => true,
-            _ => return None,
-        };
+        let expedited = fields.flag()?;
         let bytes = fields.u64()?;
         fields.end(Offer {
             config,
@@ -226,22 +190,9 @@ pub(super) fn refusal(reason: Refusal, detail: u32) -> Vec<u8> {
 }
 
 pub(super) fn offer(geometry: &Geometry, connections: u32, expedited: bool) -> Vec<u8> {
-    let config = geometry.config();
-    let mapping = match config.mapping {
-        Mapping::Virtual => 0u32,
-        Mapping::Static => 1,
-    };
+    let config = config_words(geometry.config());
     let mut bytes = header(Kind::Offer, VERSION);
-    for number in [
-        config.clients_max,
-        config.group_size,
-        config.window,
-        config.request_max_bytes,
-        config.response_max_bytes,
-        mapping,
-        connections,
-        u32::from(expedited),
-    ] {
+    for number in config.into_iter().chain([connections, expedited.into()]) {
         bytes.extend(number.to_le_bytes());
     }
     bytes.extend((geometry.server_exposed_bytes() as u64).to_le_bytes());
@@ -277,6 +228,7 @@ pub(super) fn bye() -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use scalerpc_core::Mapping;
 
     use super::*;
 

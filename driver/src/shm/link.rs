@@ -1,7 +1,7 @@
 //! What the data thread and the control thread of a server share.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use scalerpc_core::{Geometry, Region};
 
@@ -9,6 +9,7 @@ use super::fence::ServerFence;
 use super::guard::{self, GUARD_BYTES};
 use super::handshake::Grant;
 use crate::mapping::Mapping;
+use crate::shared::Counter;
 
 /// Bytes of a client's exposed memory for `connections`: what the geometry asks for, then a guard for each
 /// connection. `None` if that does not fit the address space.
@@ -149,27 +150,13 @@ pub(super) enum Order {
 /// Counters of a server; all but the gauges only ever rise.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
-    pub(super) links_open: AtomicU64,
-    pub(super) links_admitted: AtomicU64,
-    pub(super) client_bytes: AtomicU64,
-    pub(super) refused: AtomicU64,
-    pub(super) violations: AtomicU64,
-    pub(super) abandoned: AtomicU64,
-    pub(super) fenced: AtomicU64,
-}
-
-impl Counts {
-    pub(super) fn add(counter: &AtomicU64, n: u64) {
-        counter.fetch_add(n, Ordering::Relaxed);
-    }
-
-    pub(super) fn sub(counter: &AtomicU64, n: u64) {
-        counter.fetch_sub(n, Ordering::Relaxed);
-    }
-
-    pub(super) fn get(counter: &AtomicU64) -> u64 {
-        counter.load(Ordering::Relaxed)
-    }
+    pub(super) links_open: Counter,
+    pub(super) links_admitted: Counter,
+    pub(super) client_bytes: Counter,
+    pub(super) refused: Counter,
+    pub(super) violations: Counter,
+    pub(super) abandoned: Counter,
+    pub(super) fenced: Counter,
 }
 
 /// What both threads hold.

@@ -47,6 +47,8 @@ use scalerpc_core::post::Limits;
 use scalerpc_core::wire::Placement;
 use scalerpc_hugepage::{Builder, MemoryError};
 
+// The fuzzing targets, which compile the packets once more, have it in the same place.
+use crate::fields;
 use crate::mapping::Mapping;
 
 pub use client::{ClientOptions, ShmClient};

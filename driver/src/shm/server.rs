@@ -14,7 +14,7 @@ use super::control::{Control, Rules};
 use super::error::{SetupError, Step};
 use super::fence::ServerFence;
 use super::guard;
-use super::link::{Counts, Link, News, Order, Shared};
+use super::link::{Link, News, Order, Shared};
 use super::path::{self, Claim};
 use super::transfer::{self, Completions, REMOTE_ACCESS_ERROR};
 use super::{SGE_MAX, TIMEOUT_MAX, limits, own_memory};
@@ -206,7 +206,7 @@ impl ShmServer {
             private_bytes: self.private.memory().len(),
             per_seat_bytes: self.geometry.server_bytes_per_client() + SEAT_BYTES,
             backing: self.exposed.memory().backing().clone(),
-            client_bytes: Counts::get(&self.shared.counts.client_bytes),
+            client_bytes: self.shared.counts.client_bytes.get(),
         }
     }
 
@@ -214,13 +214,13 @@ impl ShmServer {
     pub fn counters(&self) -> ServerCounters {
         let counts = &self.shared.counts;
         ServerCounters {
-            links_open: Counts::get(&counts.links_open),
+            links_open: counts.links_open.get(),
             seats_free: self.shared.free_seats(),
-            links_admitted: Counts::get(&counts.links_admitted),
-            refused: Counts::get(&counts.refused),
-            violations: Counts::get(&counts.violations),
-            abandoned: Counts::get(&counts.abandoned),
-            fenced: Counts::get(&counts.fenced),
+            links_admitted: counts.links_admitted.get(),
+            refused: counts.refused.get(),
+            violations: counts.violations.get(),
+            abandoned: counts.abandoned.get(),
+            fenced: counts.fenced.get(),
             revocations: self.revocations,
             revocations_pending: self.revocations_pending,
         }

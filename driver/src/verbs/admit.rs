@@ -21,7 +21,7 @@ use super::qp::{self, Pairing, Route};
 use super::resources::QueuePair;
 use super::server::placement;
 use super::setup::Refusal;
-use super::shared::{Counts, News, Opening};
+use super::shared::{News, Opening};
 
 /// Pieces taken from a client that is refused; more than that is its own loss.
 const DRAIN_MAX: u32 = 64;
@@ -196,8 +196,8 @@ impl Control {
         let in_order = in_order && self.rules.in_order;
         let (seats, owners, remote) = (joining.seats.clone(), joining.owners.clone(), *remote);
         let counts = &self.shared.counts;
-        Counts::add(&counts.links_open, 1);
-        Counts::add(&counts.links_admitted, 1);
+        counts.links_open.add(1);
+        counts.links_admitted.add(1);
         for ((&seat, owner), number) in seats.iter().zip(owners).zip(0..) {
             if let Some(Some(slot)) = self.seats.get(seat as usize) {
                 self.shared.tell(News::Opened(Opening {
@@ -227,12 +227,12 @@ impl Control {
     /// Ends a handshake with a reason that the client can read.
     pub(super) fn refuse(&mut self, mut peer: Peer, reason: Refusal, detail: u32) -> Option<Peer> {
         let counts = &self.shared.counts;
-        Counts::add(&counts.refused, 1);
+        counts.refused.add(1);
         if matches!(
             reason,
             Refusal::Protocol | Refusal::BadRequest | Refusal::Memory
         ) {
-            Counts::add(&counts.violations, 1);
+            counts.violations.add(1);
         }
         self.send(&mut peer, &Packet::Refusal(reason, detail));
         // Without this, what the client has sent and nobody read would destroy what it has not read yet.

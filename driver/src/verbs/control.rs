@@ -16,12 +16,9 @@
 
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::buffer::spare_capacity;
-use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use scalerpc_core::{Geometry, Region};
 
@@ -33,18 +30,15 @@ use super::plan::Plan;
 use super::qp;
 use super::resources::{CompletionQueue, QueuePair};
 use super::setup::Refusal;
-use super::shared::{Counts, News, Order, Shared};
+use super::shared::{News, Order, Shared};
 use super::tcp::{self, Incoming};
+use crate::door::{Door, LISTENER, WAKE};
 use crate::mapping::Mapping;
 
-/// Tokens of the epoll set; a peer's is its id, and ids count from here on.
-const WAKE: u64 = 0;
-const LISTENER: u64 = 1;
-const DEVICE: u64 = 2;
-const FIRST_PEER: u64 = 3;
+/// The device's token. A peer's is its id, and ids count from the next one on.
+const DEVICE: u64 = LISTENER + 1;
+const FIRST_PEER: u64 = DEVICE + 1;
 
-/// After a failed accept (out of descriptors, say) the listener rests for so long.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// What may wait to be sent to a client that does not read: a Closed for each of some thousand connections.
 const OUTBOX_MAX: usize = 1 << 18;
 
@@ -115,12 +109,8 @@ pub(super) struct Control {
     pub(super) queues: Box<[Arc<CompletionQueue>]>,
     exposed: Arc<Mapping>,
     pub(super) rules: Rules,
-    epoll: OwnedFd,
-    listener: TcpListener,
+    door: Door<TcpListener>,
     events: Events,
-    /// The listener is in the epoll set.
-    accepting: bool,
-    accept_after: Option<Instant>,
     peers: BTreeMap<u64, Peer>,
     /// By seat.
     pub(super) seats: Box<[Option<Seat>]>,
@@ -143,12 +133,8 @@ impl Control {
     ) -> Result<Self, std::io::Error> {
         listener.set_nonblocking(true)?;
         let events = Events::new(parts.nic.device().context())?;
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let token = epoll::EventData::new_u64;
-        let flags = epoll::EventFlags::IN;
-        epoll::add(&epoll, &parts.shared.wake, token(WAKE), flags)?;
-        epoll::add(&epoll, &listener, token(LISTENER), flags)?;
-        epoll::add(&epoll, events.fd(), token(DEVICE), flags)?;
+        let door = Door::new(&parts.shared.wake, listener)?;
+        door.watch(events.fd(), DEVICE)?;
         let seats = (0..rules.geometry.clients_max()).map(|_| None).collect();
         Ok(Self {
             shared: parts.shared,
@@ -156,11 +142,8 @@ impl Control {
             queues: parts.queues,
             exposed: parts.exposed,
             rules,
-            epoll,
-            listener,
+            door,
             events,
-            accepting: true,
-            accept_after: None,
             peers: BTreeMap::new(),
             seats,
             next_id: FIRST_PEER,
@@ -177,16 +160,10 @@ impl Control {
         let mut events = Vec::with_capacity(64);
         while !self.shared.is_stopping() {
             let pause = self.look_after();
-            let pause = pause.and_then(|pause| Timespec::try_from(pause).ok());
-            events.clear();
-            match epoll::wait(&self.epoll, spare_capacity(&mut events), pause.as_ref()) {
-                Ok(_) | Err(Errno::INTR) => {}
-                // Somebody else closed the descriptor: do not spin.
-                Err(_) => std::thread::sleep(ACCEPT_PAUSE),
-            }
+            self.door.wait(&mut events, pause);
             for event in &events {
                 match event.data.u64() {
-                    WAKE => self.drain_wake(),
+                    WAKE => self.shared.drain_wake(),
                     LISTENER => self.accept(),
                     DEVICE => self.on_device(),
                     id => self.with_peer(id, Self::on_stream),
@@ -197,11 +174,6 @@ impl Control {
             }
         }
         self.farewell()
-    }
-
-    fn drain_wake(&self) {
-        let mut count = [0; 8];
-        while rustix::io::read(&self.shared.wake, &mut count) == Err(Errno::INTR) {}
     }
 
     /// Does what is due by now; returns how long nothing else will be.
@@ -220,10 +192,8 @@ impl Control {
                 None => {}
             }
         }
-        match self.accept_after {
-            Some(at) if at <= now => self.accept_after = None,
-            Some(at) => sooner(at),
-            None => {}
+        if let Some(at) = self.door.rests_until(now) {
+            sooner(at);
         }
         for id in late {
             self.with_peer(id, |control, peer| {
@@ -231,37 +201,20 @@ impl Control {
                 control.refuse(peer, Refusal::Late, had_ms as u32)
             });
         }
-        self.set_accepting(handshakes < self.rules.handshakes_max && self.accept_after.is_none());
+        self.door.set_open(handshakes < self.rules.handshakes_max);
         due.map(|due| due.saturating_duration_since(now))
-    }
-
-    fn set_accepting(&mut self, accepting: bool) {
-        if accepting == self.accepting {
-            return;
-        }
-        let done = if accepting {
-            let token = epoll::EventData::new_u64(LISTENER);
-            epoll::add(&self.epoll, &self.listener, token, epoll::EventFlags::IN)
-        } else {
-            epoll::delete(&self.epoll, &self.listener)
-        };
-        match done {
-            Ok(()) => self.accepting = accepting,
-            // Out of memory or of watches: try again later.
-            Err(_) => self.accept_after = Some(Instant::now() + ACCEPT_PAUSE),
-        }
     }
 
     /// Takes one client from the backlog. The others stay readable, and `look_after` counts before the next one.
     fn accept(&mut self) {
-        if self.accept_after.is_some() {
+        if self.door.is_resting() {
             return;
         }
-        match self.listener.accept() {
+        match self.door.listener().accept() {
             Ok((stream, address)) => self.greet(stream, address),
             Err(error) => match Errno::from_io_error(&error) {
                 Some(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
-                _ => self.accept_after = Some(Instant::now() + ACCEPT_PAUSE),
+                _ => self.door.rest(),
             },
         }
     }
@@ -272,12 +225,11 @@ impl Control {
         let watched = || -> std::io::Result<()> {
             stream.set_nonblocking(true)?;
             tcp::prepare(&stream)?;
-            let token = epoll::EventData::new_u64(id);
-            epoll::add(&self.epoll, &stream, token, epoll::EventFlags::IN)?;
+            self.door.watch(&stream, id)?;
             Ok(())
         };
         if watched().is_err() {
-            Counts::add(&self.shared.counts.abandoned, 1);
+            self.shared.counts.abandoned.add(1);
             return;
         }
         let peer = Peer {
@@ -358,7 +310,7 @@ impl Control {
     }
 
     fn violate(&mut self, peer: Peer) -> Option<Peer> {
-        Counts::add(&self.shared.counts.violations, 1);
+        self.shared.counts.violations.add(1);
         self.part(peer)
     }
 
@@ -396,10 +348,7 @@ impl Control {
 
     /// Wakes up when the stream can take more, too.
     fn watch_writable(&self, peer: &Peer, writable: bool) -> Result<(), Errno> {
-        let mut flags = epoll::EventFlags::IN;
-        flags.set(epoll::EventFlags::OUT, writable);
-        let token = epoll::EventData::new_u64(peer.id);
-        epoll::modify(&self.epoll, &peer.stream, token, flags)
+        self.door.watch_writable(&peer.stream, peer.id, writable)
     }
 
     fn obey(&mut self, order: Order) {
@@ -428,7 +377,7 @@ impl Control {
         slot.failed = true;
         let flushes = qp::fail(&slot.pair).is_ok();
         let number = slot.number;
-        Counts::add(&self.shared.counts.fenced, 1);
+        self.shared.counts.fenced.add(1);
         self.shared.tell(News::Failed { seat, flushes });
         self.with_peer(peer, |control, mut peer| {
             match control.send(&mut peer, &Packet::Closed(number)) {
@@ -449,9 +398,9 @@ impl Control {
                         self.obey(Order::Fail(seat as u32));
                     }
                 }
-                Event::Port => Counts::add(&self.shared.counts.port_events, 1),
+                Event::Port => self.shared.counts.port_events.add(1),
                 Event::Device => {
-                    Counts::add(&self.shared.counts.device_events, 1);
+                    self.shared.counts.device_events.add(1);
                     for id in self.peers.keys().copied().collect::<Vec<_>>() {
                         self.with_peer(id, Self::part);
                     }
@@ -463,19 +412,18 @@ impl Control {
 
     /// The client's stream has ended, or is ended: so are its connections.
     pub(super) fn part(&mut self, peer: Peer) -> Option<Peer> {
-        // A closed descriptor leaves the epoll set by itself only if no fork has made another one of it.
-        let _ = epoll::delete(&self.epoll, peer.stream.as_fd());
+        self.door.unwatch(&peer.stream);
         let counts = &self.shared.counts;
         match peer.stage {
             Stage::Open(seats) => {
-                Counts::sub(&counts.links_open, 1);
+                counts.links_open.sub(1);
                 for &seat in &seats {
                     self.fail_seat(peer.id, seat);
                 }
             }
-            Stage::Greeting => Counts::add(&counts.abandoned, 1),
+            Stage::Greeting => counts.abandoned.add(1),
             Stage::Offered(joining) | Stage::Pairing(joining, _) => {
-                Counts::add(&counts.abandoned, 1);
+                counts.abandoned.add(1);
                 // The data thread has not heard of these: they can be destroyed at once.
                 for &seat in &joining.seats {
                     if let Some(slot) = self.seats.get_mut(seat as usize) {

@@ -15,16 +15,17 @@
 //!  Bye      | |                                     either: so are all of them
 //! ```
 //!
-//! `attempt` is the client's, and random; the server sends it back. The first 16 bytes of the header, and the header
+//! Flags: 1 is set if the sender wants the placement to be in order, or if it is. `attempt` is the client's, and random; the server sends it back. The first 16 bytes of the header, and the header
 //! and body of a Refusal, stay as they are in every version, so that ends of different versions can tell each other why
 //! they part.
 
-use scalerpc_core::{Geometry, GeometryConfig, Mapping};
+use scalerpc_core::{Geometry, GeometryConfig};
 
 use super::lanes::Remote;
 use super::mtu::Mtu;
 use super::qp::{NUMBER_MAX, Route};
 use super::setup::Refusal;
+use crate::fields::{Fields, config_words};
 
 /// Version of the protocol: of these packets, and of all that the ends then do with each other's memory.
 pub const VERSION: u32 = 1;
@@ -36,9 +37,6 @@ pub(super) const PAIRS_MAX: usize = 16;
 /// Largest body: that of Seats.
 pub(super) const BODY_MAX: usize = 8 + PAIRS_MAX * 24;
 pub(super) const PACKET_MAX: usize = HEADER_BYTES + BODY_MAX;
-
-/// The placement that one end wants, or both have: in order if set.
-const FLAG_IN_ORDER: u32 = 1;
 
 /// What an end says of itself or of both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,34 +95,9 @@ pub(super) enum Bad {
     Form,
 }
 
-/// Reads fixed-width fields; `None` when the bytes run out.
-struct Fields<'a>(&'a [u8]);
-
 impl Fields<'_> {
-    fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
-        let (bytes, rest) = self.0.split_first_chunk()?;
-        self.0 = rest;
-        Some(*bytes)
-    }
-
-    fn u32(&mut self) -> Option<u32> {
-        self.take().map(u32::from_le_bytes)
-    }
-
-    fn u64(&mut self) -> Option<u64> {
-        self.take().map(u64::from_le_bytes)
-    }
-
     fn zero(&mut self) -> Option<()> {
         (self.u32()? == 0).then_some(())
-    }
-
-    fn flag(&mut self) -> Option<bool> {
-        match self.u32()? {
-            0 => Some(false),
-            FLAG_IN_ORDER => Some(true),
-            _ => None,
-        }
     }
 
     fn route(&mut self) -> Option<Route> {
@@ -153,21 +126,6 @@ impl Fields<'_> {
         // What is inside of it can be addressed without a thought.
         remote.address.checked_add(remote.bytes)?;
         Some(remote)
-    }
-
-    fn config(&mut self) -> Option<GeometryConfig> {
-        Some(GeometryConfig {
-            clients_max: self.u32()?,
-            group_size: self.u32()?,
-            window: self.u32()?,
-            request_max_bytes: self.u32()?,
-            response_max_bytes: self.u32()?,
-            mapping: match self.u32()? {
-                0 => Mapping::Virtual,
-                1 => Mapping::Static,
-                _ => return None,
-            },
-        })
     }
 
     /// A list whose length is said and right.
@@ -290,7 +248,7 @@ impl Packet {
             10 => Self::Bye,
             _ => return None,
         };
-        fields.0.is_empty().then_some(packet)
+        fields.end(packet)
     }
 }
 
@@ -313,24 +271,8 @@ fn put_remote(out: &mut Vec<u8>, remote: &Remote) {
 }
 
 fn put_offer(out: &mut Vec<u8>, offer: &Offer) {
-    let config = &offer.config;
-    let mapping = match config.mapping {
-        Mapping::Virtual => 0u32,
-        Mapping::Static => 1,
-    };
-    words(
-        out,
-        &[
-            config.clients_max,
-            config.group_size,
-            config.window,
-            config.request_max_bytes,
-            config.response_max_bytes,
-            mapping,
-            offer.connections,
-            u32::from(offer.in_order),
-        ],
-    );
+    words(out, &config_words(&offer.config));
+    words(out, &[offer.connections, offer.in_order.into()]);
     put_route(out, &offer.route);
     put_remote(out, &offer.remote);
 }
@@ -422,6 +364,7 @@ pub(super) fn client_bytes(geometry: &Geometry, connections: u32) -> Option<(usi
 mod tests {
     use proptest::collection::vec;
     use proptest::prelude::*;
+    use scalerpc_core::Mapping;
 
     use super::*;
 

@@ -21,7 +21,7 @@ use super::plan::Plan;
 use super::qp::{End, Patience};
 use super::resources::QueuePair;
 use super::setup::{JoinStep, SetupError};
-use super::shared::{Counts, News, Opening, Order, Shared};
+use super::shared::{News, Opening, Order, Shared};
 use super::{DRAIN_TIME, ReliabilityOptions, tcp};
 use crate::fabric::{Fabric, FabricEvent, Opened, PostError, Revocation};
 
@@ -216,15 +216,15 @@ impl VerbsServer {
     pub fn counters(&self) -> ServerCounters {
         let counts = &self.shared.counts;
         ServerCounters {
-            links_open: Counts::get(&counts.links_open),
+            links_open: counts.links_open.get(),
             seats_free: self.shared.free_seats(),
-            links_admitted: Counts::get(&counts.links_admitted),
-            refused: Counts::get(&counts.refused),
-            violations: Counts::get(&counts.violations),
-            abandoned: Counts::get(&counts.abandoned),
-            fenced: Counts::get(&counts.fenced),
-            port_events: Counts::get(&counts.port_events),
-            device_events: Counts::get(&counts.device_events),
+            links_admitted: counts.links_admitted.get(),
+            refused: counts.refused.get(),
+            violations: counts.violations.get(),
+            abandoned: counts.abandoned.get(),
+            fenced: counts.fenced.get(),
+            port_events: counts.port_events.get(),
+            device_events: counts.device_events.get(),
         }
     }
 

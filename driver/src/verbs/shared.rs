@@ -1,13 +1,13 @@
 //! What the data thread and the control thread of a server tell each other.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use scalerpc_core::wire::Placement;
 
 use super::error::VerbsError;
 use super::lanes::{QpRef, Remote};
+use crate::shared::Counter;
 
 /// A connection that has been set up.
 #[derive(Clone, Copy, Debug)]
@@ -47,14 +47,14 @@ pub(super) enum Order {
 /// Counters of a server; all but the gauges only ever rise.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
-    pub(super) links_open: AtomicU64,
-    pub(super) links_admitted: AtomicU64,
-    pub(super) refused: AtomicU64,
-    pub(super) violations: AtomicU64,
-    pub(super) abandoned: AtomicU64,
-    pub(super) fenced: AtomicU64,
-    pub(super) port_events: AtomicU64,
-    pub(super) device_events: AtomicU64,
+    pub(super) links_open: Counter,
+    pub(super) links_admitted: Counter,
+    pub(super) refused: Counter,
+    pub(super) violations: Counter,
+    pub(super) abandoned: Counter,
+    pub(super) fenced: Counter,
+    pub(super) port_events: Counter,
+    pub(super) device_events: Counter,
     last_error: Mutex<Option<VerbsError>>,
 }
 
@@ -68,18 +68,6 @@ impl Counts {
         self.last_error
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(super) fn add(counter: &AtomicU64, n: u64) {
-        counter.fetch_add(n, Ordering::Relaxed);
-    }
-
-    pub(super) fn sub(counter: &AtomicU64, n: u64) {
-        counter.fetch_sub(n, Ordering::Relaxed);
-    }
-
-    pub(super) fn get(counter: &AtomicU64) -> u64 {
-        counter.load(Ordering::Relaxed)
     }
 }
 

@@ -4,6 +4,8 @@
 #[path = "../../../src/shm/error.rs"]
 #[allow(dead_code, reason = "only the reasons of refusals are used")]
 mod error;
+#[path = "../../../src/fields.rs"]
+mod fields;
 #[path = "../../../src/shm/handshake.rs"]
 #[allow(dead_code, reason = "the limits of packets are the sockets' affair")]
 mod packets;
