@@ -1,6 +1,7 @@
 //! A client process: many connections, each with some calls outstanding all the time, and a judgement of
 //! every answer.
 
+use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -251,6 +252,8 @@ pub(crate) struct Worker<F: Fabric> {
     conns: Vec<Conn>,
     request: Vec<u8>,
     outstanding: u64,
+    /// Connections that owe a call: the memory for it was still in use.
+    later: VecDeque<u32>,
     since: Since,
     clock: Clock,
     report_at_ns: u64,
@@ -272,7 +275,12 @@ impl<F: Fabric> Works for Worker<F> {
             }
         }
         let mut backoff = Backoff::default();
-        while self.outstanding > 0 {
+        while self.outstanding > 0 || !self.later.is_empty() {
+            for _ in 0..self.later.len() {
+                if let Some(conn) = self.later.pop_front() {
+                    self.call(conn, task, now_ns);
+                }
+            }
             if self.take_one(task, &mut now_ns) {
                 backoff.busy();
             } else {
@@ -334,6 +342,7 @@ impl<F: Fabric> Worker<F> {
                 .collect::<Result<_, String>>()?,
             request: vec![0; geometry.request_max_bytes()],
             outstanding: 0,
+            later: VecDeque::new(),
             since: Since::new().ok_or("no histogram")?,
             clock: plan.clock,
             report_at_ns: 0,
@@ -406,6 +415,10 @@ impl<F: Fabric> Worker<F> {
                 self.outstanding += 1;
                 let sent_ns = now_ns;
                 conn.calls.put(call, Pending { sent_ns, expect });
+            }
+            Err(CallError::WindowFull) => {
+                conn.generator.forget(&expect);
+                self.later.push_back(number);
             }
             Err(error) => {
                 conn.generator.forget(&expect);

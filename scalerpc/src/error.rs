@@ -43,8 +43,9 @@ pub enum CallError {
         /// Largest request, in bytes.
         max: usize,
     },
-    /// Not accepted: as many calls are outstanding as the window allows. Take a completion first.
-    #[error("the window is full of outstanding calls: take a completion first")]
+    /// Not accepted: as many calls are outstanding as the window allows; or, over a back end whose WRITEs take a
+    /// while, that of an answered call is not known to be done, and its memory is still in use. Poll first.
+    #[error("the window is full: poll for a completion first")]
     WindowFull,
     /// The connection is down, and the call certainly did not run.
     #[error("the connection to the server is down; the call was not sent: connect again")]

@@ -1,7 +1,8 @@
 //! Many connections that one thread polls.
 
+mod waiting;
+
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
 
 use scalerpc_core::client::{
     Answer, ClientConn, ClientCounters, ClientEngine, ClientState, Failed,
@@ -14,14 +15,9 @@ use scalerpc_driver::store::{self, Boxed};
 use scalerpc_driver::{Fabric, FabricEvent, PostError};
 
 use crate::error::{CallError, SetupError};
-use crate::wait::Backoff;
 
 /// See [`ClientSet::set_polls_per_check`].
 const POLLS_PER_CHECK: u32 = 4096;
-/// How often a call that waits asks whether the server still lives. It has given its core away by then, and
-/// while others want that, so many polls take seconds.
-const CHECK_EVERY: Duration = Duration::from_millis(10);
-
 const NOT_LISTED: u32 = u32::MAX;
 
 /// Names a call of one connection: its number, from 1.
@@ -258,8 +254,20 @@ impl<F: Fabric> ClientSet<F> {
         request: &[u8],
     ) -> Result<CallId, CallError> {
         let engine = &mut self.engines[connection as usize];
-        let number = engine.call(method, request, 0, self.fabric.private())?;
-        Ok(CallId(number))
+        let mut accepted = engine.call(method, request, 0, self.fabric.private());
+        if accepted.is_err() && self.waits_for_slot(connection) {
+            // It may have come meanwhile.
+            self.take_completions();
+            let engine = &mut self.engines[connection as usize];
+            accepted = engine.call(method, request, 0, self.fabric.private());
+        }
+        Ok(CallId(accepted?))
+    }
+
+    /// True if a call may have to wait for the completion of a WRITE whose call has been answered.
+    fn waits_for_slot(&self, connection: u32) -> bool {
+        let engine = &self.engines[connection as usize];
+        engine.state() != ClientState::Lost && engine.outstanding() < self.geometry.window()
     }
 
     /// Sees to it that a connection with outstanding calls is polled.
@@ -514,73 +522,6 @@ impl<F: Fabric> ClientSet<F> {
     fn lost(&mut self, connection: u32) {
         self.engines[connection as usize].lost();
         self.relist(connection);
-    }
-
-    /// Makes a call and waits for its answer, at most for `timeout`. Completions of other calls that
-    /// come meanwhile are kept for [`poll_completion`](Self::poll_completion).
-    ///
-    /// # Errors
-    ///
-    /// [`CallError`] says how the call ended, and whether it may have run.
-    pub fn call(
-        &mut self,
-        connection: u32,
-        method: u16,
-        request: &[u8],
-        timeout: Duration,
-    ) -> Result<&[u8], CallError> {
-        let id = self.call_async(connection, method, request)?;
-        let (at, len) = self.wait_for(connection, id, timeout)?;
-        Ok(self.bytes(at, len))
-    }
-
-    fn wait_for(
-        &mut self,
-        connection: u32,
-        call: CallId,
-        timeout: Duration,
-    ) -> Result<(usize, usize), CallError> {
-        let mut backoff = Backoff::default();
-        let mut deadline = None;
-        let mut checked = None;
-        loop {
-            match self.poll_ended() {
-                Some(ended) if ended.connection == connection && ended.call == call => {
-                    return ended.result;
-                }
-                Some(ended) => self.put_aside(ended),
-                None => {
-                    backoff.idle();
-                    // Most calls end before the clock is looked at.
-                    if !backoff.is_long() {
-                        continue;
-                    }
-                    let now = Instant::now();
-                    let end = *deadline.get_or_insert_with(|| now.checked_add(timeout));
-                    if end.is_some_and(|end| now >= end) && self.cancel(connection, call) {
-                        return Err(CallError::TimedOut);
-                    }
-                    if now.duration_since(*checked.get_or_insert(now)) >= CHECK_EVERY {
-                        checked = Some(now);
-                        self.take_events();
-                    }
-                }
-            }
-        }
-    }
-
-    fn put_aside(&mut self, ended: Ended) {
-        let Ended {
-            connection,
-            call,
-            result,
-        } = ended;
-        let result = result.map(|(at, len)| self.bytes(at, len).to_vec());
-        self.stash.push_back(Stashed {
-            connection,
-            call,
-            result,
-        });
     }
 
     /// True if connections have zones of their own for as long as they live.
