@@ -87,28 +87,28 @@ fn server_at(start: Start) -> Rig {
     let mut rig = rig();
     match start {
         Start::EmptyEmpty => {}
-        Start::EmptyFetching => demand(&mut rig, 0),
+        Start::EmptyFetching => rig.demand_raw(0),
         Start::ServingEmpty => serve_first_group(&mut rig),
         Start::ServingChosen => {
             serve_first_group(&mut rig);
-            demand(&mut rig, 2);
+            rig.demand_raw(2);
             rig.server.gone(2);
         }
         Start::ServingFetching => {
             serve_first_group(&mut rig);
-            demand(&mut rig, 2);
+            rig.demand_raw(2);
         }
         Start::ServingReady => {
             serve_first_group(&mut rig);
-            demand(&mut rig, 2);
+            rig.demand_raw(2);
             rig.complete_reads(2);
         }
         Start::JoiningEmpty | Start::JoiningFetching => {
             rig.activate_raw(0);
-            demand(&mut rig, 1);
+            rig.demand_raw(1);
             rig.server.gone(0);
             if start == Start::JoiningFetching {
-                demand(&mut rig, 2);
+                rig.demand_raw(2);
             }
         }
         Start::ForsakenEmpty => {
@@ -117,15 +117,15 @@ fn server_at(start: Start) -> Rig {
             rig.serve();
         }
         Start::ServingEmptyLate => {
-            demand(&mut rig, 2);
+            rig.demand_raw(2);
             rig.now_ns += rig.setup.server.time_slice_ns;
-            demand(&mut rig, 0);
+            rig.demand_raw(0);
             rig.complete_reads(0);
             rig.serve();
         }
         Start::DrainingReady | Start::DrainingChosen => {
             serve_first_group(&mut rig);
-            demand(&mut rig, 2);
+            rig.demand_raw(2);
             rig.complete_reads(2);
             rig.now_ns += rig.setup.server.idle_switch_ns;
             // Up to the first switch event; there are two.
@@ -142,19 +142,13 @@ fn server_at(start: Start) -> Rig {
 /// Calls of the first group run, in pool B.
 fn serve_first_group(rig: &mut Rig) {
     rig.activate_raw(0);
-    demand(rig, 1);
+    rig.demand_raw(1);
     rig.complete_reads(1);
     rig.serve();
 }
 
 fn is_draining(rig: &Rig) -> bool {
     rig.server.census().expect("it adds up").draining
-}
-
-fn demand(rig: &mut Rig, seat: u32) {
-    let entry = rig.entry(1, 1, 0);
-    rig.write_entry(seat, 1, entry);
-    rig.serve();
 }
 
 /// What happens between two rounds; then the server has its turn.
@@ -205,7 +199,7 @@ fn happen(rig: &mut Rig, event: &str) {
 fn fresh_demand(rig: &mut Rig, first: u32) {
     let idle = (first..first + 2).find(|&seat| rig.state(seat) == ConnState::Idle);
     if let Some(seat) = idle {
-        demand(rig, seat);
+        rig.demand_raw(seat);
     }
 }
 

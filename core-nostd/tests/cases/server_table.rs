@@ -74,14 +74,14 @@ fn server_at(start: Start) -> Rig {
         Start::Waiting => {
             // The other one's fetch has the pool that is in warmup.
             rig.open_raw(OTHER);
-            demand(&mut rig, OTHER);
-            demand(&mut rig, SEAT);
+            rig.demand_raw(OTHER);
+            rig.demand_raw(SEAT);
         }
-        Start::Fetching => demand(&mut rig, SEAT),
+        Start::Fetching => rig.demand_raw(SEAT),
         Start::Active => rig.activate_raw(SEAT),
         Start::Leaving => {
             rig.activate_raw(SEAT);
-            end_the_slice(&mut rig);
+            rig.end_the_slice_for(OTHER);
         }
         Start::Closing => {
             rig.server.failed(SEAT);
@@ -98,26 +98,6 @@ fn server_at(start: Start) -> Rig {
     };
     assert_eq!(rig.state(SEAT), state);
     rig
-}
-
-/// A fresh seat's first entry.
-fn demand(rig: &mut Rig, seat: u32) {
-    let entry = rig.entry(1, 1, 0);
-    rig.write_entry(seat, 1, entry);
-    rig.serve();
-}
-
-/// The other seat has demand and is ready, and time passes.
-fn end_the_slice(rig: &mut Rig) {
-    if rig.state(OTHER) == ConnState::Free {
-        rig.open_raw(OTHER);
-        demand(rig, OTHER);
-    }
-    for _ in 0..10 {
-        rig.complete_reads(OTHER);
-        rig.now_ns += 20_000;
-        rig.serve();
-    }
 }
 
 fn happen(rig: &mut Rig, start: Start, event: &str) -> String {
@@ -168,7 +148,7 @@ fn happen(rig: &mut Rig, start: Start, event: &str) -> String {
                 None => outcome = "no zone",
             }
         }
-        "slice over" => end_the_slice(rig),
+        "slice over" => rig.end_the_slice_for(OTHER),
         "quiet word" | "quiet word of the past" => {
             let word = if event == "quiet word" { 1 } else { 0 };
             let at = rig.geometry.endpoint(SEAT);

@@ -97,15 +97,15 @@ fn server_at(start: Start) -> (Rig, u32) {
     match start {
         // The first zone of the pool in warmup is the one that is given out.
         Start::Free => return (rig, rig_first_zone()),
-        Start::Fetching => demand(&mut rig, SEAT),
+        Start::Fetching => rig.demand_raw(SEAT),
         Start::FetchingLate => {
-            demand(&mut rig, SEAT);
-            end_the_slice(&mut rig);
+            rig.demand_raw(SEAT);
+            rig.end_the_slice_for(OTHER);
         }
         Start::Fetched => {
             rig.open_raw(OTHER);
             rig.activate_raw(OTHER);
-            demand(&mut rig, SEAT);
+            rig.demand_raw(SEAT);
             rig.complete_reads(SEAT);
         }
         Start::Served | Start::Closing => rig.activate_raw(SEAT),
@@ -115,15 +115,15 @@ fn server_at(start: Start) -> (Rig, u32) {
                 rig.write_request(SEAT, number, head(3), b"abc");
             }
             rig.serve();
-            end_the_slice(&mut rig);
+            rig.end_the_slice_for(OTHER);
         }
         Start::Quarantined | Start::Unrevocable | Start::Revoking | Start::ClosingQuarantined => {
             rig.activate_raw(SEAT);
-            end_the_slice(&mut rig);
+            rig.end_the_slice_for(OTHER);
         }
     }
     if start == Start::Revoking {
-        pass(&mut rig, REVOKE_AFTER_NS);
+        rig.pass(REVOKE_AFTER_NS);
     }
     let zone = rig.zone(SEAT).expect("the seat has a zone");
     if matches!(start, Start::Closing | Start::ClosingQuarantined) {
@@ -162,30 +162,6 @@ fn state(rig: &Rig, zone: u32) -> Start {
     }
 }
 
-/// A fresh seat's first entry.
-fn demand(rig: &mut Rig, seat: u32) {
-    let entry = rig.entry(1, 1, 0);
-    rig.write_entry(seat, 1, entry);
-    rig.serve();
-}
-
-/// The other seat has demand and is ready, and time passes.
-fn end_the_slice(rig: &mut Rig) {
-    if rig.state(OTHER) == ConnState::Free {
-        rig.open_raw(OTHER);
-        demand(rig, OTHER);
-    }
-    for _ in 0..10 {
-        rig.complete_reads(OTHER);
-        pass(rig, 20_000);
-    }
-}
-
-fn pass(rig: &mut Rig, ns: u64) {
-    rig.now_ns += ns;
-    rig.serve();
-}
-
 /// What the tenant does, or what happens to it.
 fn happen(rig: &mut Rig, start: Start, zone: u32, event: &str) {
     let ran = rig.served(SEAT).len() as u64;
@@ -211,17 +187,17 @@ fn happen(rig: &mut Rig, start: Start, zone: u32, event: &str) {
             let owner = rig.owners[SEAT as usize];
             rig.write_request_to(zone, owner, ran + 1, head, b"abc");
         }
-        "slice over" => end_the_slice(rig),
+        "slice over" => rig.end_the_slice_for(OTHER),
         "quiet word" | "quiet word of the past" => {
             let word = if event == "quiet word" { epoch } else { 0 };
             let at = rig.geometry.endpoint(SEAT);
             rig.exposed.region().store_release(at, word);
         }
         // Twice the time, if it was asked for once.
-        "revocation due" => pass(rig, 2 * REVOKE_AFTER_NS),
+        "revocation due" => rig.pass(2 * REVOKE_AFTER_NS),
         "revoked" => rig.server.revoked(SEAT, epoch),
         "revoked an earlier one" => rig.server.revoked(SEAT, epoch.saturating_sub(1)),
-        "fence due" => pass(rig, FENCE_AFTER_NS),
+        "fence due" => rig.pass(FENCE_AFTER_NS),
         "failed" => rig.server.failed(SEAT),
         "gone" => rig.server.gone(SEAT),
         "gone and opened again" => {

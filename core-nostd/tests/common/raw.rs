@@ -2,6 +2,7 @@
 
 use scalerpc_core::Memory;
 use scalerpc_core::post::{Completion, WcStatus};
+use scalerpc_core::server::ConnState;
 use scalerpc_core::wire::{Entry, Head, payload_at, seal};
 
 use super::Rig;
@@ -87,11 +88,34 @@ impl Rig {
         }
     }
 
-    /// Brings a raw seat that was just opened to be served, with one call that has run.
-    pub fn activate_raw(&mut self, seat: u32) {
+    /// The first entry of a raw seat that was just opened.
+    pub fn demand_raw(&mut self, seat: u32) {
         let entry = self.entry(1, 1, 0);
         self.write_entry(seat, 1, entry);
         self.serve();
+    }
+
+    /// Time passes, and the server has its turn.
+    pub fn pass(&mut self, ns: u64) {
+        self.now_ns += ns;
+        self.serve();
+    }
+
+    /// Another raw seat, of another group, has demand and is ready, and time passes.
+    pub fn end_the_slice_for(&mut self, other: u32) {
+        if self.state(other) == ConnState::Free {
+            self.open_raw(other);
+            self.demand_raw(other);
+        }
+        for _ in 0..10 {
+            self.complete_reads(other);
+            self.pass(20_000);
+        }
+    }
+
+    /// Brings a raw seat that was just opened to be served, with one call that has run.
+    pub fn activate_raw(&mut self, seat: u32) {
+        self.demand_raw(seat);
         let owner = self.owners[seat as usize];
         let zone = self.zone(seat).expect("the seat has a zone");
         self.write_request_to(zone, owner, 1, head(3), b"abc");

@@ -95,8 +95,22 @@ impl<B: BackEnd> Drop for Running<B> {
     }
 }
 
-/// Makes a test of each body, for one back end.
+/// Makes a test of each body, or of those that are named, for one back end.
 macro_rules! tests {
+    ($back_end:ty, $attribute:tt) => {
+        bodies::tests! { $back_end, $attribute;
+            a_lone_client_gets_its_answers_without_any_switch
+            every_size_travels_unchanged_and_larger_ones_are_refused_before_they_are_sent
+            many_connections_of_many_threads_all_get_their_own_answers
+            a_call_that_times_out_does_not_spoil_the_next_one
+            completions_of_other_calls_survive_a_call_that_waits
+            when_the_server_goes_calls_end_and_say_whether_they_ran
+            a_call_that_waits_asks_by_the_clock_whether_the_server_is_there
+            a_server_in_the_place_of_another_one_answers_only_its_own_clients
+            a_busy_server_still_opens_and_closes_connections
+            a_client_connects_again_once_there_is_a_server
+        }
+    };
     ($back_end:ty, $attribute:tt; $($body:ident)*) => {
         $(
             #[test]
