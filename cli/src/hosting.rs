@@ -6,6 +6,7 @@
 use std::net::SocketAddr;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use scalerpc::{Backing, Backoff, Clock, Counters, Request, Server, ServerBytes, Status};
 use scalerpc_cli::meta::service::MetaService;
@@ -30,6 +31,8 @@ pub(crate) trait Serves: Send {
     fn poll(&mut self, now_ns: u64, service: &mut MetaService) -> usize;
     /// What happened so far.
     fn counters(&self) -> Counters;
+    /// How long a group is served while others wait.
+    fn time_slice(&self) -> Duration;
     /// What clients cost.
     fn bytes(&self) -> ServerBytes;
     /// Its memory.
@@ -86,6 +89,10 @@ impl<F: End + Send> Serves for Server<F> {
 
     fn counters(&self) -> Counters {
         Server::counters(self)
+    }
+
+    fn time_slice(&self) -> Duration {
+        Server::time_slice(self)
     }
 
     fn bytes(&self) -> ServerBytes {

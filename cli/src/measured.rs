@@ -1,5 +1,7 @@
 //! What a load came to, on the clients' side and on the server's.
 
+use std::time::Duration;
+
 use scalerpc::{Counters, ServerBytes};
 
 use crate::messages::{Latencies, METHODS, Report};
@@ -108,6 +110,8 @@ pub(crate) struct Served {
     pub(crate) bytes: ServerBytes,
     /// All of it, whole pages.
     pub(crate) all_bytes: usize,
+    /// How long a group was served while others waited.
+    pub(crate) time_slice: Duration,
     /// Bytes of a page.
     pub(crate) page_size: usize,
     /// The pages, and why they are no better.

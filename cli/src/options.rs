@@ -114,12 +114,6 @@ impl ServerArgs {
         }
     }
 
-    /// The slice that a server at this place has, which is the library's default if none was given.
-    pub(crate) fn slice_us(&self, over_verbs: bool) -> u64 {
-        let default = if over_verbs { 100 } else { 1000 };
-        self.slice_us.unwrap_or(default)
-    }
-
     pub(crate) fn group(&self) -> u32 {
         self.group
     }

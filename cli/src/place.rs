@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use scalerpc::{CallError, Client, ClientOptions, Geometry, PagePolicy, ServerBuilder};
+use scalerpc::{CallError, Client, ClientOptions, Geometry, ServerBuilder};
 use scalerpc_driver::Fabric;
 
 use crate::hosting::Serves;
@@ -76,21 +76,16 @@ impl Place {
     /// # Errors
     ///
     /// What the library says, or that this build has no RDMA.
-    pub(crate) fn listen(
-        &self,
-        builder: ServerBuilder,
-        pages: PagePolicy,
-    ) -> Result<Box<dyn Serves>, String> {
+    pub(crate) fn listen(&self, builder: ServerBuilder) -> Result<Box<dyn Serves>, String> {
         match self {
             Self::Shm(path) => {
-                let server = builder.page_policy(pages).listen(path);
+                let server = builder.listen(path);
                 Ok(Box::new(server.map_err(|error| error.to_string())?))
             }
             #[cfg(feature = "verbs")]
             Self::Verbs { address, selection } => {
                 let options = scalerpc::verbs::ServerOptions {
                     selection: selection.selection(),
-                    page_policy: pages,
                     handshake_timeout: TIMEOUT,
                     ..Default::default()
                 };

@@ -468,6 +468,11 @@ impl<F: Fabric> Server<F> {
         }
     }
 
+    /// How long a group is served while others wait: see [`ServerBuilder::time_slice`].
+    pub fn time_slice(&self) -> Duration {
+        Duration::from_nanos(self.engine.config().time_slice_ns)
+    }
+
     /// Gives a connection a weight, or a class of its own, until it ends. It is moved to another group when its
     /// group's next slice has ended. False if there is no such connection.
     pub fn set_priority(&mut self, seat: u32, priority: Priority) -> bool {

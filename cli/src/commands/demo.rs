@@ -274,11 +274,12 @@ impl Demo {
                 self.window,
             ));
             output.line(format!("         {}", self.load.mix));
+            let served = parts.first().and_then(|part| part.served.as_ref());
+            let slice = served.map(|served| served.time_slice).unwrap_or_default();
             output.line(format!(
                 "server   one thread; groups of {}, slices of {} us",
                 self.server.group(),
-                self.server
-                    .slice_us(self.verbs || self.selection.is_given()),
+                slice.as_micros(),
             ));
             tables(parts, &mut output);
             summary(parts, &lost, interrupted, &mut output);
@@ -424,7 +425,7 @@ impl Shown {
         let mut addresses = Vec::new();
         for (choice, place) in demo.mapping.choices().iter().zip(&plan.targets) {
             let builder = demo.server.builder(*choice, demo.clients, demo.window);
-            let server = place.listen(builder, demo.server.pages)?;
+            let server = place.listen(builder)?;
             addresses.extend(server.address().map(|address| address.to_string()));
             let memory = server.memory();
             served.push(Served {
@@ -432,6 +433,7 @@ impl Shown {
                 groups: 0,
                 bytes: server.bytes(),
                 all_bytes: memory.bytes,
+                time_slice: server.time_slice(),
                 page_size: memory.backing.page_bytes(),
                 backing: memory.backing.to_string(),
             });

@@ -88,7 +88,7 @@ impl Serve {
             .server
             .builder(self.mapping, self.clients_max, self.window);
         let place = self.place.place();
-        let server = place.listen(builder, self.server.pages)?;
+        let server = place.listen(builder)?;
         let shown = match server.address() {
             Some(address) => address.to_string(),
             None => place.to_string(),
@@ -133,6 +133,7 @@ impl Serve {
             groups: groups.max(counters.groups),
             bytes: server.bytes(),
             all_bytes: memory.bytes,
+            time_slice: server.time_slice(),
             page_size: memory.backing.page_bytes(),
             backing: memory.backing.to_string(),
         };

@@ -218,6 +218,11 @@ impl<S: Store> ServerEngine<S> {
         &self.geometry
     }
 
+    /// Times and bursts.
+    pub fn config(&self) -> &ServerConfig {
+        &self.config
+    }
+
     /// What happened so far.
     pub fn counters(&self) -> Counters {
         Counters {
