@@ -12,6 +12,7 @@ usage: ./ci.sh [all|quick|STEP]...
 
   fmt       rustfmt finds nothing to change
   lint      clippy without warnings, for each set of features; shell scripts; length of files;
+            the programs that bench/peers compares with, if what they need can be fetched;
             the tests that docs/field-cases.md names are there
   nostd     scalerpc-core links into a no_std binary without an allocator, and it runs
   doc       rustdoc without warnings, private items included
@@ -37,6 +38,7 @@ readonly QUICK=(fmt lint nostd doc test)
 # The models are slow in debug; the loom step runs them.
 readonly MODELS=scalerpc-tests-loom
 readonly NOSTD=core-nostd/tests/nostd-link
+readonly PEERS=bench/peers
 readonly FILE_LINES_MAX=600
 target_dir=${CARGO_TARGET_DIR:-$PWD/target}
 readonly target_dir
@@ -260,6 +262,7 @@ need_for_tests() {
 step_fmt() {
     need_component fmt rustfmt
     cargo fmt --all --check
+    cargo fmt --manifest-path "$PEERS/iceoryx2/Cargo.toml" --check
     cargo fmt --manifest-path "$NOSTD/Cargo.toml" --check
 }
 
@@ -284,6 +287,7 @@ step_lint() {
         fi
     done
     nostd_cargo clippy -- -D warnings
+    lint_peers
 
     if command -v shellcheck >/dev/null || command -v apt-get >/dev/null; then
         need shellcheck
@@ -305,6 +309,21 @@ step_lint() {
         grep -rqs --include='*.rs' "fn ${test}[(<]" -- */tests */src tests src ||
             die "docs/field-cases.md names a test that is not there: $test"
     done
+}
+
+# What others are measured with: it is in no package, and takes what only a download can give.
+lint_peers() {
+    if [[ $(uname -m) != x86_64 ]]; then
+        steps_skipped+=("ucx_am.c (the wheel of UCX is for x86_64)")
+    elif ! python3 -m pip --version >/dev/null 2>&1; then
+        steps_skipped+=("ucx_am.c (no pip to fetch the headers of UCX with)")
+    elif ! CARGO_TARGET_DIR=$target_dir "$PEERS/get-ucx.sh" --fetch; then
+        steps_skipped+=("ucx_am.c (the headers of UCX could not be fetched)")
+    else
+        CARGO_TARGET_DIR=$target_dir "$PEERS/get-ucx.sh"
+    fi
+    cargo clippy --locked --manifest-path "$PEERS/iceoryx2/Cargo.toml" \
+        --target-dir "$target_dir/peers/iceoryx2" -- -D warnings
 }
 
 step_doc() {
@@ -364,9 +383,10 @@ step_msrv() {
         rustc=$("$RUSTC" --version)
         [[ $rustc == "rustc $msrv."* ]] || die "wanted rustc $msrv, got $rustc"
         say "$rustc, $(cargo --version)"
-        cargo check --locked --workspace --all-targets --target-dir "$target_dir/msrv"
+        # What users build. Tests and their libraries may ask for more.
+        cargo check --locked --workspace --target-dir "$target_dir/msrv"
         for name in "${verbs[@]}"; do
-            cargo check --locked -p "$name" --all-targets --all-features --target-dir "$target_dir/msrv"
+            cargo check --locked -p "$name" --all-features --target-dir "$target_dir/msrv"
         done
     )
 }
@@ -425,7 +445,7 @@ msrv_download() {
 }
 
 step_package() {
-    local name published flags=(--locked --workspace)
+    local name published packaged flags=(--locked --workspace)
     while read -r _ name published; do
         if [[ $published == private ]]; then
             flags+=(--exclude "$name")
@@ -441,8 +461,12 @@ step_package() {
         flags+=(--allow-dirty)
     fi
     # A target of its own: Cargo takes the root package and its unpacked copy for one, so that in a shared target
-    # later builds of the former would look for changes in the latter.
-    cargo package --target-dir "$target_dir/packaged" "${flags[@]}"
+    # later builds of the former would look for changes in the latter. And of a new name: Cargo keeps what it unpacked
+    # by that name and the version, which is the same for each commit.
+    mkdir -p -- "$target_dir"
+    packaged=$(mktemp -d -- "$target_dir/packaged.XXXXXX")
+    cargo package --target-dir "$packaged" "${flags[@]}"
+    rm -rf -- "$packaged"
 }
 
 # verbs_test FLAG...: tests with the feature verbs, of all members that have it.
@@ -488,7 +512,7 @@ step_vm() {
     vm_cargo_test "-H 64" -p scalerpc-hugepage --test hugepages
     if need_verbs "calls over RDMA"; then
         # One at a time: each has the network to itself.
-        vm_cargo_test "-c 4 -H 64" -p scalerpc --features verbs --test verbs --test verbs_steady \
+        vm_cargo_test "-c 4 -H 64" -p scalerpc --features verbs --test verbs --test verbs_idle --test verbs_steady \
             -- --ignored --test-threads 1
         vm_cargo_test "-H 16" -p scalerpc-cli --features verbs --test command_doctor_rdma -- --include-ignored
         vm_cargo_test "-c 4 -m 2048 -H 64" -p scalerpc-cli --features verbs --test command_verbs -- --ignored --test-threads 1

@@ -1,3 +1,5 @@
 //! The scalerpc command: demo, server, client and benchmark
 
+pub mod chart;
 pub mod meta;
+pub mod nic;

@@ -1,4 +1,4 @@
-//! The command `scalerpc`: a demo, a server, a client, a benchmark, and a check of the machine.
+//! The command `scalerpc`: a demo, a server, a client, a benchmark, a check of the machine, and a model of a NIC.
 
 mod commands;
 mod fleet;
@@ -13,6 +13,8 @@ mod remote;
 mod report;
 mod rounds;
 mod sys;
+mod team;
+mod top;
 mod worker;
 
 use std::process::ExitCode;
@@ -38,7 +40,9 @@ enum Command {
     Serve(commands::serve::Serve),
     Call(commands::call::Call),
     Bench(commands::bench::Bench),
+    Top(commands::top::Top),
     Doctor(commands::doctor::Doctor),
+    Model(commands::model::Model),
 }
 
 /// What every command's help ends with.
@@ -57,7 +61,9 @@ fn main() -> ExitCode {
         Command::Serve(serve) => serve.run(),
         Command::Call(call) => call.run(),
         Command::Bench(bench) => bench.run(),
+        Command::Top(top) => top.run(),
         Command::Doctor(doctor) => doctor.run(),
+        Command::Model(model) => model.run(),
     };
     match verdict {
         Ok(Verdict::Good) => ExitCode::SUCCESS,

@@ -110,7 +110,7 @@ pub(crate) struct Served {
     pub(crate) bytes: ServerBytes,
     /// All of it, whole pages.
     pub(crate) all_bytes: usize,
-    /// How long a group was served while others waited.
+    /// How long a group was served while others waited, at the end.
     pub(crate) time_slice: Duration,
     /// Bytes of a page.
     pub(crate) page_size: usize,
@@ -118,56 +118,9 @@ pub(crate) struct Served {
     pub(crate) backing: String,
 }
 
-/// What was counted between two readings; gauges are those of the later one.
-pub(crate) fn since(earlier: &Counters, later: &Counters) -> Counters {
-    let grown = |of: fn(&Counters) -> u64| of(later).saturating_sub(of(earlier));
-    Counters {
-        calls: grown(|c| c.calls),
-        direct_writes: grown(|c| c.direct_writes),
-        staged_calls: grown(|c| c.staged_calls),
-        warmup_reads: grown(|c| c.warmup_reads),
-        slices: grown(|c| c.slices),
-        switches: grown(|c| c.switches),
-        switch_events_ridden: grown(|c| c.switch_events_ridden),
-        switch_events_extra: grown(|c| c.switch_events_extra),
-        quarantined_zones: grown(|c| c.quarantined_zones),
-        zones_quiet: grown(|c| c.zones_quiet),
-        zones_revoked: grown(|c| c.zones_revoked),
-        zones_fenced: grown(|c| c.zones_fenced),
-        opened: grown(|c| c.opened),
-        gone: grown(|c| c.gone),
-        violations: grown(|c| c.violations),
-        failures: grown(|c| c.failures),
-        guests: grown(|c| c.guests),
-        moves: grown(|c| c.moves),
-        merges: grown(|c| c.merges),
-        stalls: grown(|c| c.stalls),
-        ..*later
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn counters_are_subtracted_and_gauges_are_not() {
-        let earlier = Counters {
-            calls: 10,
-            groups: 3,
-            ..Counters::default()
-        };
-        let later = Counters {
-            calls: 17,
-            gone: 2,
-            groups: 2,
-            quarantined_now: 1,
-            ..Counters::default()
-        };
-        let grown = since(&earlier, &later);
-        assert_eq!((grown.calls, grown.gone), (7, 2));
-        assert_eq!((grown.groups, grown.quarantined_now), (2, 1));
-    }
 
     #[test]
     fn throughput_counts_what_ended_in_time() {

@@ -54,6 +54,17 @@ impl MappingChoice {
     }
 }
 
+/// What the server does while there is nothing to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum WaitChoice {
+    /// Polls, and never gives its core away
+    Poll,
+    /// Polls, and gives its core to whoever else wants it
+    Yield,
+    /// Polls for a while, then sleeps until it is woken
+    Sleep,
+}
+
 /// What a server is made from.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Server")]
@@ -61,9 +72,13 @@ pub(crate) struct ServerArgs {
     /// Connections that are served together
     #[arg(long, value_name = "N", default_value_t = 40)]
     group: u32,
-    /// How long a group is served while others wait, in microseconds [default: 1000, over RDMA 100]
+    /// How long a group is served while others wait, in microseconds [default: it follows what a switch
+    /// costs, from 50 to 10000]
     #[arg(long, value_name = "US", value_parser = clap::value_parser!(u64).range(1..=60_000_000))]
     slice_us: Option<u64>,
+    /// Threads that serve, each with its part of the connections; more than one only over shared memory
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub(crate) workers: u32,
     /// Hugepages: demand them, take them if they are there, or leave them alone
     #[arg(long, value_name = "require|prefer|never", default_value_t = PagePolicy::Prefer)]
     pub(crate) pages: PagePolicy,
@@ -108,6 +123,10 @@ impl ServerArgs {
             .response_max_bytes(RESPONSE_MAX_BYTES)
             .mapping(mapping.mapping())
             .page_policy(self.pages);
+        let builder = match self.workers {
+            1 => builder,
+            workers => builder.workers(workers),
+        };
         match self.slice_us {
             Some(slice_us) => builder.time_slice(Duration::from_micros(slice_us)),
             None => builder,

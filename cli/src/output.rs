@@ -34,6 +34,11 @@ impl Output {
         self.note(wrote);
     }
 
+    /// False if what is written goes nowhere any more.
+    pub(crate) fn is_wanted(&self) -> bool {
+        !self.closed && self.failed.is_none()
+    }
+
     /// Makes sure that all lines are out.
     pub(crate) fn flush(&mut self) {
         if !self.closed && self.failed.is_none() {

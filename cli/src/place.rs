@@ -5,12 +5,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use scalerpc::{CallError, Client, ClientOptions, Geometry, ServerBuilder};
+use scalerpc::{CallError, Client, ClientOptions, Clock, Geometry, ServerBuilder};
+use scalerpc_cli::meta::service::MetaService;
 use scalerpc_driver::Fabric;
 
-use crate::hosting::Serves;
+use crate::hosting::{Hosted, Serves, Service};
 use crate::options::VerbsArgs;
 use crate::output::readable;
+use crate::team::Team;
 use crate::worker::{Plan, Share, Worker, Works};
 
 /// Time for each step of connecting: with many processes on few cores the last one waits for a while.
@@ -76,7 +78,7 @@ impl Place {
     /// # Errors
     ///
     /// What the library says, or that this build has no RDMA.
-    pub(crate) fn listen(&self, builder: ServerBuilder) -> Result<Box<dyn Serves>, String> {
+    fn listen(&self, builder: ServerBuilder) -> Result<Box<dyn Serves>, String> {
         match self {
             Self::Shm(path) => {
                 let server = builder.listen(path);
@@ -94,6 +96,31 @@ impl Place {
             }
             #[cfg(not(feature = "verbs"))]
             Self::Verbs { .. } => Err(NO_VERBS.into()),
+        }
+    }
+
+    /// Begins to serve there, with so many workers; `clock` is that of whoever polls the server.
+    ///
+    /// # Errors
+    ///
+    /// As for [`listen`](Self::listen); and over RDMA, that there is one worker only.
+    pub(crate) fn host(
+        &self,
+        builder: ServerBuilder,
+        workers: u32,
+        service: MetaService,
+        clock: Clock,
+    ) -> Result<Hosted, String> {
+        match (self, workers) {
+            (Self::Shm(path), 2..) => {
+                let (team, service) = Team::listen(path, builder, service, clock)?;
+                let server = Box::new(team);
+                Ok(Hosted { server, service })
+            }
+            _ => Ok(Hosted {
+                server: self.listen(builder)?,
+                service: Service::Own(Box::new(service)),
+            }),
         }
     }
 

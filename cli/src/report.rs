@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use scalerpc::Counters;
 use scalerpc_cli::meta::wire::Method;
 
 use crate::fleet::Lost;
@@ -232,6 +233,24 @@ impl From<&Served> for ServedJson {
             backing: served.backing.clone(),
         }
     }
+}
+
+/// How many threads serve.
+pub(crate) fn workers(workers: u32) -> String {
+    match workers {
+        1 => "one thread".to_owned(),
+        workers => format!("{workers} workers"),
+    }
+}
+
+/// A worker in a line.
+pub(crate) fn worker(index: usize, counters: &Counters) -> String {
+    format!(
+        "worker {index:<3}{} calls over {} connections, {} context switches",
+        grouped(counters.calls),
+        grouped(counters.opened),
+        grouped(counters.switches),
+    )
 }
 
 /// The server's counters, a column for each part.

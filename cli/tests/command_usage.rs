@@ -118,6 +118,7 @@ fn help_says_how_and_names_the_exit_codes() {
         &["serve", "--help"],
         &["call", "--help"],
         &["doctor", "--help"],
+        &["model", "--help"],
     ] {
         let done = run(args);
         assert_eq!(done.code(), 0);

@@ -1,7 +1,7 @@
 //! All sizes and addresses, computed once from a few numbers and checked where they are made.
 //!
 //! ```text
-//! server, exposed   [ demand map ][ endpoint table ][ pool A ][ pool B ]
+//! server, exposed   [ demand map ][ endpoint table ][ pool A ][ pool B ][ asleep ]
 //! server, private   [ send slots ]
 //! client, exposed   [ connection 0 ][ connection 1 ] ..   each: [ staging area ][ response ring ]
 //! client, private   [ connection 0 ][ connection 1 ] ..   each: [ entry image ][ words ][ request slots ]
@@ -202,7 +202,10 @@ impl Geometry {
             Mapping::Static => config.clients_max,
         };
         let window = u64::from(config.window);
-        let request_block = lines(u64::from(config.request_max_bytes) + TRAILER_BYTES as u64);
+        // The largest request fits with an extension, too: whether a call may have a budget does not depend
+        // on its size.
+        let request_block =
+            lines(u64::from(config.request_max_bytes) + (TRAILER_BYTES + EXT_BYTES) as u64);
         let request_stride = odd_lines(request_block);
         let response_block =
             lines(u64::from(config.response_max_bytes) + (TRAILER_BYTES + EXT_BYTES) as u64);
@@ -216,7 +219,9 @@ impl Geometry {
             Mapping::Static => 1,
         };
         let clients = u64::from(config.clients_max);
-        let server_exposed = lines(clients) + clients * LINE as u64 + pools * pool_bytes;
+        // At the end, the word that says that the server is asleep has a line of its own.
+        let server_exposed =
+            lines(clients) + clients * LINE as u64 + pools * pool_bytes + LINE as u64;
         let client_exposed =
             odd_lines(window * request_block + u64::from(ring_slots) * response_stride);
         let client_private = odd_lines(2 * LINE as u64 + window * request_stride);
@@ -364,6 +369,13 @@ impl Geometry {
             + zone as usize * self.zone_stride
             + block * self.request_stride
             + self.request_block
+    }
+
+    /// Offset of the word in the server's exposed memory that says that the server is asleep: not zero then. Only
+    /// back ends whose clients wake their server use it.
+    #[inline]
+    pub fn server_asleep(&self) -> usize {
+        self.server_exposed - LINE
     }
 
     /// Offset of a send slot, in the server's private memory.

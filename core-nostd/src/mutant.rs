@@ -94,20 +94,58 @@ bugs! {
     HungFetchAwaited = "hung-fetch-awaited",
     /// A connection that finds no zone loses its place in the queue.
     WaiterForgotten = "waiter-forgotten",
-    /// A group that finds no zone free loses its turn.
-    TurnLostWithoutZones = "turn-lost-without-zones",
     /// The group that came last is served first.
     LastComeFirstServed = "last-come-first-served",
     /// A slice never ends while calls come.
     SliceEndless = "slice-endless",
+    /// Adaptive slices keep to no bounds.
+    SliceUnbounded = "slice-unbounded",
+    /// Adaptive slices only grow.
+    SliceNeverShorter = "slice-never-shorter",
     /// There is no end to what a drain takes.
     DrainEndless = "drain-endless",
     /// Groups take turns although only one has demand.
     IdleGroupsServed = "idle-groups-served",
+    /// The server rests while a connection waits.
+    RestsWhileWaiting = "rests-while-waiting",
+    /// The server rests, and forgets when a zone in quarantine is due.
+    RestForgetsDue = "rest-forgets-due",
+    /// The server never comes to rest.
+    RestlessServer = "restless-server",
     /// A connection is moved to another group while it waits in its own.
     MovedWhileWaiting = "moved-while-waiting",
+    /// Half of the round trip is taken off the time server's time.
+    OffsetWrongSign = "offset-wrong-sign",
+    /// The time for which the time server held a request counts as a part of the round trip.
+    HoldingForgotten = "holding-forgotten",
+    /// A follower does not reckon with drift, and says that it knows the time.
+    DriftIgnored = "drift-ignored",
+    /// A common clock that is ahead is set back.
+    CommonClockGoesBackwards = "common-clock-goes-backwards",
+    /// The answer to an earlier request about time is taken for that to the last one.
+    StaleTimeTaken = "stale-time-taken",
+    /// A group whose beat it is does not go first.
+    BeatIgnored = "beat-ignored",
+    /// Groups whose beat it is go first however long others have waited.
+    BeatAlwaysFirst = "beat-always-first",
+    /// A common slice does not end.
+    CommonSliceEndless = "common-slice-endless",
     /// Small groups are never merged.
     NeverMerged = "never-merged",
+    /// The scheduler does not wait until its order is carried out.
+    AcknowledgementNotAwaited = "acknowledgement-not-awaited",
+    /// The scheduler switches to a group of which nobody is ready.
+    ReadyNotAwaited = "ready-not-awaited",
+    /// The scheduler ends slices before they are over.
+    LedSliceIgnored = "led-slice-ignored",
+    /// The scheduler waits for a fetch that hangs.
+    LedHungFetchAwaited = "led-hung-fetch-awaited",
+    /// A worker never says which group has demand.
+    WishNotReported = "wish-not-reported",
+    /// A worker carries out an order again and again.
+    OrderTwice = "order-twice",
+    /// A group that another one is preferred to is not queued again.
+    ReplacedGroupForgotten = "replaced-group-forgotten",
     /// Completions are asked for too seldom.
     SignalsTooSeldom = "signals-too-seldom",
     /// Switch events do not ask for a completion.
@@ -128,6 +166,14 @@ bugs! {
     SendSlotLost = "send-slot-lost",
     /// One connection may take all send slots.
     SendSlotsHoarded = "send-slots-hoarded",
+    /// A call that is answered later keeps its send slot, which is never freed.
+    DeferredSlotKept = "deferred-slot-kept",
+    /// A call that is answered later has no place in the window and in the send queue.
+    DeferredNotOwed = "deferred-not-owed",
+    /// The answer to a call that was deferred goes to whoever has its seat by then.
+    DeferredForAnother = "deferred-for-another",
+    /// Answers that come later may take all send slots for one connection.
+    DeferredHoards = "deferred-hoards",
     /// A request slot is free as soon as its call is answered.
     RequestSlotEarly = "request-slot-early",
     /// The entry image is written anew before its WRITE is done.
@@ -146,6 +192,30 @@ bugs! {
     ParkedCallUnknown = "parked-call-unknown",
     /// A cancelled call is answered all the same.
     CancelIgnored = "cancel-ignored",
+    /// A call that was cancelled before it was sent is sent as if it were not.
+    CancelledCallSent = "cancelled-call-sent",
+    /// A request that says that its call is cancelled runs.
+    CancelledCallRuns = "cancelled-call-runs",
+    /// The words of an extension that must be zero are not looked at.
+    OptionsIgnored = "options-ignored",
+    /// A call whose budget is used up runs.
+    BudgetIgnored = "budget-ignored",
+    /// The wait in the staging area is not counted against a budget.
+    WaitUncounted = "wait-uncounted",
+    /// A budget is sent again as it was at first.
+    BudgetNotReduced = "budget-not-reduced",
+    /// The wait in the staging area counts twice against a budget.
+    WaitCountedTwice = "wait-counted-twice",
+    /// A limit refuses nothing.
+    LimitIgnored = "limit-ignored",
+    /// A limit's calls do not come back with time.
+    LimitNeverRefilled = "limit-never-refilled",
+    /// A limit's calls come back without bound.
+    LimitWithoutBurst = "limit-without-burst",
+    /// Any number of calls may be in flight.
+    InFlightIgnored = "in-flight-ignored",
+    /// The calls in flight of a connection that ended count for ever.
+    InFlightForgotten = "in-flight-forgotten",
 }
 
 #[cfg(scalerpc_mutant)]

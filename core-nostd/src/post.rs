@@ -5,6 +5,25 @@
 
 use crate::geometry::Geometry;
 use crate::mutant::{self, Bug};
+use crate::wire::LINE;
+
+/// Messages after the present one whose lines are fetched ahead by who writes them: see `Memory::prefetch_write`.
+///
+/// Stores leave a processor in their order, so one whose line is at the other end holds up all after it, for longer than a
+/// call takes. More ahead, and lines are taken away that the other end has still to read, or reads ahead.
+pub const WRITE_AHEAD: u64 = 1;
+/// Messages ahead whose lines are fetched by who reads them; 1 is the next one. A line takes longer to come than a call
+/// takes.
+pub const READ_AHEAD: u64 = 2;
+/// Lines of a message that are fetched ahead. Longer ones are for what the processor does by itself.
+const LINES_AHEAD: usize = 8;
+
+/// The lines to fetch of a message that ends at `end`, if it has as many bytes as the last one, which had `len`.
+#[inline(always)]
+pub fn lines_ahead(end: usize, len: usize) -> impl Iterator<Item = usize> {
+    let lines = (len / LINE).clamp(1, LINES_AHEAD);
+    (1..=lines).map(move |nth| end.wrapping_sub(nth * LINE))
+}
 
 /// What a work request was for; part of its [`WrId`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,6 +98,15 @@ pub struct WriteWr {
     pub signaled: bool,
     /// Comes back in the completion.
     pub wr_id: WrId,
+}
+
+impl WriteWr {
+    /// True for the byte of the demand map, the only WRITE of a single byte: a server that is asleep has to be woken
+    /// after it, and after no other WRITE. See [`ServerEngine::rests`](crate::ServerEngine::rests).
+    #[inline]
+    pub fn wakes(&self) -> bool {
+        self.len == 1
+    }
 }
 
 /// A one-sided READ of a staged batch into the blocks of a zone, each message right-aligned.

@@ -8,9 +8,12 @@
 //! ```text
 //!            | payload, from a line boundary | pad | extension (32 B, if EXT) | trailer (32 B) |
 //!  trailer   | owner u64 | length u32, tag u16, flags u16 | crc u32, slot u32 | valid u64 |
-//!  extension | epoch u64 | consumed u64 | zone u32, pool u32 | 0 |
+//!  extension | epoch u64 | consumed u64 | zone u32, pool u32 | 0 |         of a response
+//!            | budget in ns u64 | 0 | 0 | 0 |                              of a request
 //!  entry     | quiet epoch | owner | first call | staged at | stride u32, count u32 | crc u32, 0 | 0 | number |
 //! ```
+//!
+//! A request has an extension only if its call has a budget, so that a small one without is one line.
 
 use crc::{CRC_32_ISCSI, Crc, Digest};
 
@@ -21,10 +24,10 @@ use crate::mutant::{self, Bug};
 pub const LINE: usize = 64;
 /// Bytes of the trailer of a message. With a payload of up to 32 bytes a message is one line.
 pub const TRAILER_BYTES: usize = 32;
-/// Bytes of the extension of a response.
+/// Bytes of an extension.
 pub const EXT_BYTES: usize = 32;
 
-/// The response carries an extension.
+/// The message carries an extension.
 pub const FLAG_EXT: u16 = 1 << 0;
 /// The extension tells a client where to write its requests: it is in state Process now.
 pub const FLAG_ACTIVATE: u16 = 1 << 1;
@@ -32,7 +35,9 @@ pub const FLAG_ACTIVATE: u16 = 1 << 1;
 pub const FLAG_SWITCH: u16 = 1 << 2;
 /// The message answers no call.
 pub const FLAG_CONTROL: u16 = 1 << 3;
-const FLAGS_KNOWN: u16 = FLAG_EXT | FLAG_ACTIVATE | FLAG_SWITCH | FLAG_CONTROL;
+/// The request takes the place of a call that is not to run. It has no payload, method or extension.
+pub const FLAG_CANCELLED: u16 = 1 << 4;
+const FLAGS_KNOWN: u16 = FLAG_EXT | FLAG_ACTIVATE | FLAG_SWITCH | FLAG_CONTROL | FLAG_CANCELLED;
 
 /// CRC-32C (Castagnoli), which RDMA hardware uses too.
 static CRC_32C: Crc<u32> = Crc::<u32>::new(&CRC_32_ISCSI);
@@ -60,10 +65,15 @@ impl Status {
     pub const UNKNOWN_METHOD: Self = Self(1);
     /// The handler's answer does not fit a response.
     pub const RESPONSE_TOO_LARGE: Self = Self(2);
-    /// The server cannot take the call now.
+    /// The server cannot take the call now. It has not run, and may be made again. A handler that says so
+    /// vouches for that.
     pub const BUSY: Self = Self(3);
     /// The handler did not come to an end.
     pub const HANDLER_FAILED: Self = Self(4);
+    /// The call's budget was used up before it was its turn. It has not run.
+    pub const DEADLINE_EXCEEDED: Self = Self(5);
+    /// The client took the call back before it was sent. It has not run.
+    pub const CANCELLED: Self = Self(6);
     /// First status that a handler may choose for itself. Only with [`Status::OK`] are there bytes, too.
     pub const APPLICATION: u16 = 0x100;
 
@@ -79,8 +89,14 @@ impl core::fmt::Display for Status {
             Self::OK => f.write_str("ok"),
             Self::UNKNOWN_METHOD => f.write_str("the server knows no such method"),
             Self::RESPONSE_TOO_LARGE => f.write_str("the answer does not fit a response"),
-            Self::BUSY => f.write_str("the server is busy"),
+            Self::BUSY => {
+                f.write_str("the server is busy; the call has not run, and may be made again later")
+            }
             Self::HANDLER_FAILED => f.write_str("the handler failed; what it did is unknown"),
+            Self::DEADLINE_EXCEEDED => f.write_str(
+                "the call's time was over before the server could run it; it has not run",
+            ),
+            Self::CANCELLED => f.write_str("the call was cancelled before it was sent"),
             Self(code) if code >= Self::APPLICATION => {
                 write!(f, "application status {}", code - Self::APPLICATION)
             }
@@ -96,7 +112,7 @@ pub struct Head {
     pub len: u32,
     /// Requests: the method. Responses: the [`Status`].
     pub tag: u16,
-    /// `FLAG_*`; zero in requests.
+    /// `FLAG_*`; in requests [`FLAG_EXT`] or [`FLAG_CANCELLED`], or neither.
     pub flags: u16,
     /// The client's number for the record of this call, echoed by the server: low half the record's
     /// index, high half the call number's low bits.
@@ -107,6 +123,11 @@ impl Head {
     fn words(self) -> (u64, u64) {
         let first = u64::from(self.len) | u64::from(self.tag) << 32 | u64::from(self.flags) << 48;
         (first, u64::from(self.slot) << 32)
+    }
+
+    /// The head in the trailer of a message of this side's own, which ends at `end`.
+    pub(crate) fn read<M: Memory>(memory: &M, end: usize) -> Self {
+        Self::from_words(memory.load(end - 24), memory.load(end - 16))
     }
 
     fn from_words(first: u64, second: u64) -> Self {
@@ -132,11 +153,40 @@ pub struct Ext {
     pub pool: u32,
 }
 
+impl Ext {
+    /// That of a request whose call has so much time left, from when the request was sent.
+    pub const fn of_budget(budget_ns: u64) -> Self {
+        Self {
+            epoch: budget_ns,
+            consumed: 0,
+            zone: 0,
+            pool: 0,
+        }
+    }
+
+    /// That of a request of this side's own, which ends at `end`.
+    pub(crate) fn read_budget<M: Memory>(memory: &M, end: usize) -> Self {
+        Self::of_budget(memory.load(end - TRAILER_BYTES - EXT_BYTES))
+    }
+
+    /// The budget in the extension of a request.
+    ///
+    /// # Errors
+    ///
+    /// [`Violation::Options`] if there is more than that.
+    pub fn budget_ns(self) -> Result<u64, Violation> {
+        match self == Self::of_budget(self.epoch) {
+            true => Ok(self.epoch),
+            false => Err(Violation::Options),
+        }
+    }
+}
+
 /// Bytes from the start of a message to the end of its block: whole lines.
 #[inline]
 pub const fn span(len: usize, flags: u16) -> usize {
     let ext = if flags & FLAG_EXT != 0 { EXT_BYTES } else { 0 };
-    (len + ext + TRAILER_BYTES).next_multiple_of(LINE)
+    (len + ext + TRAILER_BYTES + LINE - 1) & !(LINE - 1)
 }
 
 /// Offset of the payload of a message that ends at `end`.
@@ -173,6 +223,8 @@ pub enum Violation {
     Slot,
     /// A zone or pool that does not exist, or an epoch from the past.
     Mapping,
+    /// Words of an extension that must be zero and are not, or a cancelled call with a request.
+    Options,
 }
 
 impl core::fmt::Display for Violation {
@@ -185,6 +237,7 @@ impl core::fmt::Display for Violation {
             Self::Staging => "a staged batch outside of the staging area",
             Self::Slot => "a response to a call that is not outstanding",
             Self::Mapping => "a zone, pool or epoch that cannot be",
+            Self::Options => "an extension that cannot be, or a cancelled call with a request",
         })
     }
 }
@@ -207,6 +260,8 @@ pub(crate) fn last_word(owner: u64, valid: u64) -> u64 {
 /// Completes a message whose payload is in place: writes the extension and the trailer, `valid` last.
 ///
 /// The message ends at `end`, and its payload must already be at [`payload_at`].
+// It is called for each message, from two places: not inlined, and with its rare parts in line, it costs 45 more.
+#[inline(always)]
 pub fn seal<M: Memory>(
     memory: &M,
     end: usize,
@@ -219,20 +274,36 @@ pub fn seal<M: Memory>(
     debug_assert_eq!(head.flags & FLAG_EXT != 0, ext.is_some());
     let (first, mut second) = head.words();
     if let Some(ext) = ext {
-        let at = end - TRAILER_BYTES - EXT_BYTES;
-        memory.store(at, ext.epoch);
-        memory.store(at + 8, ext.consumed);
-        memory.store(at + 16, u64::from(ext.zone) | u64::from(ext.pool) << 32);
-        memory.store(at + 24, 0);
+        write_ext(memory, end, ext);
     }
-    memory.store(end - 32, owner);
-    memory.store(end - 24, first);
     if placement == Placement::AnyOrder {
         second |= u64::from(message_crc(memory, end, owner, head, valid));
     }
-    memory.store(end - 16, second);
-    // Ordering: pairs with the acquire in `observe`, here or, after a WRITE, at the peer.
-    memory.store_release(end - 8, last_word(owner, valid));
+    // Ordering: release; pairs with the acquire in `observe`, here or, after a WRITE, at the peer.
+    memory.publish(end - 32, [owner, first, second, last_word(owner, valid)]);
+}
+
+/// As [`observe`], for nearly every message: one without flags, and at most `len_max` bytes long, which is what the
+/// block was made for. `None` says nothing: it may be there all the same.
+#[inline(always)]
+pub(crate) fn observe_plain<M: Memory>(
+    memory: &M,
+    end: usize,
+    len_max: u32,
+    owner: u64,
+    valid: u64,
+    placement: Placement,
+) -> Option<(Head, usize)> {
+    // Ordering: as in `observe`.
+    if placement != Placement::InOrder || memory.load_acquire(end - 8) != last_word(owner, valid) {
+        return None;
+    }
+    // Each word is read once: a peer may change it between two looks.
+    let [whose, first, second] = memory.load_words(end - 32);
+    let head = Head::from_words(first, second);
+    // The block holds `len_max` bytes and an extension, so it holds the span of fewer bytes without one.
+    let plain = whose == owner && head.flags == 0 && head.len <= len_max;
+    plain.then(|| (head, payload_at(end, head.len as usize, 0)))
 }
 
 /// Looks for the message with number `valid` from `owner` in the block of `size` bytes that ends at
@@ -244,7 +315,6 @@ pub fn seal<M: Memory>(
 ///
 /// A [`Violation`] if it is there but cannot be. With [`Placement::AnyOrder`] such a message never
 /// counts as arrived.
-#[inline]
 pub fn observe<M: Memory>(
     memory: &M,
     end: usize,
@@ -254,14 +324,15 @@ pub fn observe<M: Memory>(
     placement: Placement,
 ) -> Result<Option<Message>, Violation> {
     // Ordering: pairs with the release in `seal`, or with the last word of the WRITE that brought it.
-    if memory.load_acquire(end - 8) != last_word(owner, valid)
-        || (memory.load(end - 32) != owner && !mutant::is(Bug::OwnerIgnored))
-    {
+    if memory.load_acquire(end - 8) != last_word(owner, valid) {
         return Ok(None);
     }
     // Each word is read once: a peer may change it between two looks.
-    let second = memory.load(end - 16);
-    let head = Head::from_words(memory.load(end - 24), second);
+    let [whose, first, second] = memory.load_words(end - 32);
+    if whose != owner && !mutant::is(Bug::OwnerIgnored) {
+        return Ok(None);
+    }
+    let head = Head::from_words(first, second);
     let fault = if head.flags & !FLAGS_KNOWN != 0 {
         Some(Violation::Flags)
     } else if (head.len as usize > size || span(head.len as usize, head.flags) > size)
@@ -280,7 +351,10 @@ pub fn observe<M: Memory>(
     if let Some(violation) = fault {
         return Err(violation);
     }
-    let ext = (head.flags & FLAG_EXT != 0).then(|| read_ext(memory, end));
+    let ext = match head.flags & FLAG_EXT {
+        0 => None,
+        _ => Some(read_ext(memory, end)?),
+    };
     Ok(Some(Message {
         head,
         ext,
@@ -288,18 +362,32 @@ pub fn observe<M: Memory>(
     }))
 }
 
-fn read_ext<M: Memory>(memory: &M, end: usize) -> Ext {
+#[inline(never)]
+fn write_ext<M: Memory>(memory: &M, end: usize, ext: Ext) {
     let at = end - TRAILER_BYTES - EXT_BYTES;
+    memory.store(at, ext.epoch);
+    memory.store(at + 8, ext.consumed);
+    memory.store(at + 16, u64::from(ext.zone) | u64::from(ext.pool) << 32);
+    memory.store(at + 24, 0);
+}
+
+#[inline(never)]
+fn read_ext<M: Memory>(memory: &M, end: usize) -> Result<Ext, Violation> {
+    let at = end - TRAILER_BYTES - EXT_BYTES;
+    if memory.load(at + 24) != 0 && !mutant::is(Bug::OptionsIgnored) {
+        return Err(Violation::Options);
+    }
     let place = memory.load(at + 16);
-    Ext {
+    Ok(Ext {
         epoch: memory.load(at),
         consumed: memory.load(at + 8),
         zone: place as u32,
         pool: (place >> 32) as u32,
-    }
+    })
 }
 
 /// CRC-32C over everything of a message but the pad and the CRC itself.
+#[inline(never)]
 fn message_crc<M: Memory>(memory: &M, end: usize, owner: u64, head: Head, valid: u64) -> u32 {
     let mut digest = CRC_32C.digest();
     let (first, second) = head.words();

@@ -8,6 +8,8 @@ use rustix::event::Timespec;
 use rustix::event::epoll::{self, Event, EventData, EventFlags};
 use rustix::io::Errno;
 
+use crate::bell::Bell;
+
 /// Tokens of the descriptor by which other threads wake this one, and of the listener.
 pub(crate) const WAKE: u64 = 0;
 pub(crate) const LISTENER: u64 = 1;
@@ -25,7 +27,7 @@ pub(crate) struct Door<L> {
 
 impl<L: AsFd> Door<L> {
     /// An open door. The listener does not block.
-    pub(crate) fn new(wake: &OwnedFd, listener: L) -> Result<Self, Errno> {
+    pub(crate) fn new(wake: &Bell, listener: L) -> Result<Self, Errno> {
         let mut door = Self {
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
             listener,

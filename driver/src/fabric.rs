@@ -1,5 +1,8 @@
 //! What every back end does for the engines.
 
+use std::task::Waker;
+use std::time::Duration;
+
 use scalerpc_core::memory::Region;
 use scalerpc_core::post::{Completion, Limits, ReadWr, WriteWr};
 use scalerpc_core::wire::Placement;
@@ -60,9 +63,20 @@ pub enum FabricEvent {
     },
 }
 
+/// How a sleep ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Slept {
+    /// There was something to do already.
+    NotAtAll,
+    /// Somebody woke this end, or a signal came.
+    Woken,
+    /// Its time was over.
+    TimedOut,
+}
+
 /// One end of a back end: memory, work requests, completions, peers.
 ///
-/// All calls come from one thread, and none of them blocks. A server has one `Fabric` for all its
+/// All calls come from one thread, and none of them blocks but [`sleep`](Fabric::sleep). A server has one `Fabric` for all its
 /// connections, named by seat; a client has one per link to a server, its connections numbered from 0.
 ///
 /// # Safety
@@ -96,6 +110,13 @@ pub unsafe trait Fabric {
     /// [`PostError`]; nothing has been posted then.
     fn post_write(&mut self, wr: &WriteWr) -> Result<(), PostError>;
 
+    /// A hint: a WRITE of some `len` bytes is likely soon, which ends before `end` in the peer's memory. Where it is a copy,
+    /// its lines can be [fetched ahead](scalerpc_core::post::lines_ahead).
+    #[inline]
+    fn will_write(&self, connection: u32, end: usize, len: usize) {
+        let _ = (connection, end, len);
+    }
+
     /// Posts a READ (servers only).
     ///
     /// # Errors
@@ -125,6 +146,28 @@ pub unsafe trait Fabric {
     /// Begins to end a connection; [`FabricEvent::Gone`] follows once it is fenced. A second call does
     /// nothing.
     fn close(&mut self, connection: u32);
+
+    /// True if [`sleep`](Self::sleep) ends as soon as the peer has done what wakes this end: written a byte of the
+    /// demand map to a server ([`WriteWr::wakes`]), or anything to a client. If not, who waits takes naps.
+    fn can_sleep(&self) -> bool {
+        false
+    }
+
+    /// Sleeps until this end is woken, or `timeout` is over. `found` says, of exposed memory, whether there is
+    /// something to do: it is asked once more after the peers can see that this end sleeps, so that none of them is missed.
+    /// It may come back for no reason.
+    fn sleep(&mut self, timeout: Duration, found: &dyn Fn(&Region) -> bool) -> Slept {
+        if found(self.exposed()) {
+            return Slept::NotAtAll;
+        }
+        std::thread::sleep(timeout);
+        Slept::TimedOut
+    }
+
+    /// Wakes this end from any thread, if it sleeps. What it is to see is to be stored before.
+    fn waker(&self) -> Waker {
+        Waker::noop().clone()
+    }
 
     /// Bytes of this process's memory that the back end keeps for each connection that there may be.
     fn bytes_per_connection(&self) -> usize {

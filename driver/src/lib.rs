@@ -3,6 +3,8 @@
 //! A back end implements [`Fabric`] for each end of its connections. The `shm` back end joins processes on one
 //! host and needs nothing but Linux. The feature `verbs` adds what opens RDMA devices.
 
+mod bell;
+pub mod board;
 mod door;
 pub mod fabric;
 mod fields;
@@ -14,4 +16,4 @@ pub mod store;
 #[cfg(feature = "verbs")]
 pub mod verbs;
 
-pub use fabric::{Fabric, FabricEvent, Opened, PostError, Revocation};
+pub use fabric::{Fabric, FabricEvent, Opened, PostError, Revocation, Slept};

@@ -1,5 +1,7 @@
-//! Memory of this process that peers reach.
+//! Memory of this process that other threads, or peers, reach.
 #![allow(unsafe_code)]
+
+use std::sync::Arc;
 
 use scalerpc_core::Region;
 use scalerpc_hugepage::HugeMemory;
@@ -44,5 +46,35 @@ impl Mapping {
 
     pub(crate) fn memory(&self) -> &HugeMemory {
         &self.memory
+    }
+}
+
+/// A view of some of a mapping, which it keeps in place.
+#[derive(Debug)]
+pub(crate) struct Part {
+    // Before the mapping, in the order in which they are dropped.
+    region: Region,
+    whole: Arc<Mapping>,
+}
+
+impl Part {
+    /// The `len` bytes from `at` (a multiple of 64); `None` if there are not so many.
+    pub(crate) fn new(whole: &Arc<Mapping>, at: usize, len: usize) -> Option<Self> {
+        // SAFETY: the bytes stay valid for as long as the mapping, and the struct, which only lends the view out,
+        // holds a reference to that.
+        let region = unsafe { whole.region.part(at, len) }?;
+        Some(Self {
+            region,
+            whole: Arc::clone(whole),
+        })
+    }
+
+    pub(crate) fn region(&self) -> &Region {
+        &self.region
+    }
+
+    /// Of what it is a part.
+    pub(crate) fn whole(&self) -> &Mapping {
+        &self.whole
     }
 }

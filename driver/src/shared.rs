@@ -1,11 +1,10 @@
-//! What the data thread and the control thread of a server share.
+//! What the data threads and the control thread of a server share.
 
 use std::collections::VecDeque;
-use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use rustix::io::Errno;
+use crate::bell::Bell;
 
 /// A number that any thread may change, and any may read. It orders nothing.
 #[derive(Debug, Default)]
@@ -25,44 +24,46 @@ impl Counter {
     }
 }
 
-/// What both threads hold. No lock is taken on the data path: `news_waiting` says when there is a reason
-/// to.
+/// What one data thread is told by the control thread, and the seats of its connections. No lock is taken on the
+/// data path: `news_waiting` says when there is a reason to.
 #[derive(Debug)]
-pub(crate) struct Shared<N, O, C> {
-    news: Mutex<VecDeque<N>>,
+pub(crate) struct Shard<N> {
+    state: Mutex<ShardState<N>>,
     news_waiting: AtomicBool,
-    free_seats: Mutex<Vec<u32>>,
-    orders: Mutex<Vec<O>>,
-    stop: AtomicBool,
-    /// Wakes the control thread.
-    pub(crate) wake: OwnedFd,
-    pub(crate) counts: C,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nobody leaves these half changed, so a panic elsewhere says nothing about them.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+#[derive(Debug)]
+struct ShardState<N> {
+    news: VecDeque<N>,
+    free_seats: Vec<u32>,
+    closed: bool,
 }
 
-impl<N, O, C: Default> Shared<N, O, C> {
-    pub(crate) fn new(wake: OwnedFd, clients_max: u32) -> Self {
+impl<N> Shard<N> {
+    pub(crate) fn new(clients_max: u32) -> Self {
         Self {
-            news: Mutex::new(VecDeque::new()),
+            state: Mutex::new(ShardState {
+                news: VecDeque::new(),
+                // Low seats first: their demand bytes share cache lines.
+                free_seats: (0..clients_max).rev().collect(),
+                closed: false,
+            }),
             news_waiting: AtomicBool::new(false),
-            // Low seats first: their demand bytes share cache lines.
-            free_seats: Mutex::new((0..clients_max).rev().collect()),
-            orders: Mutex::new(Vec::new()),
-            stop: AtomicBool::new(false),
-            wake,
-            counts: C::default(),
         }
     }
 
-    pub(crate) fn tell(&self, news: N) {
-        let mut queue = lock(&self.news);
-        queue.push_back(news);
+    /// # Errors
+    ///
+    /// The news, if the shard is closed.
+    pub(crate) fn tell(&self, news: N) -> Result<(), N> {
+        let mut state = lock(&self.state);
+        if state.closed {
+            return Err(news);
+        }
+        state.news.push_back(news);
         // Inside of the lock, as is the store of false: the flag and the queue agree whenever it is free.
         self.news_waiting.store(true, Ordering::Relaxed);
+        Ok(())
     }
 
     #[inline]
@@ -71,40 +72,20 @@ impl<N, O, C: Default> Shared<N, O, C> {
     }
 
     pub(crate) fn take_news(&self) -> Option<N> {
-        let mut queue = lock(&self.news);
-        let news = queue.pop_front();
+        let mut state = lock(&self.state);
+        let news = state.news.pop_front();
         self.news_waiting
-            .store(!queue.is_empty(), Ordering::Relaxed);
+            .store(!state.news.is_empty(), Ordering::Relaxed);
         news
     }
 
-    pub(crate) fn order(&self, order: O) {
-        lock(&self.orders).push(order);
-        self.wake();
-    }
-
-    pub(crate) fn take_orders(&self) -> Vec<O> {
-        std::mem::take(&mut *lock(&self.orders))
-    }
-
-    pub(crate) fn stop(&self) {
-        self.stop.store(true, Ordering::Release);
-        self.wake();
-    }
-
-    pub(crate) fn is_stopping(&self) -> bool {
-        self.stop.load(Ordering::Acquire)
-    }
-
-    /// The control thread is awake.
-    pub(crate) fn drain_wake(&self) {
-        let mut count = [0; 8];
-        while rustix::io::read(&self.wake, &mut count) == Err(Errno::INTR) {}
-    }
-
-    fn wake(&self) {
-        // Non-blocking; a full counter (EAGAIN) wakes as well.
-        while rustix::io::write(&self.wake, &1u64.to_ne_bytes()) == Err(Errno::INTR) {}
+    /// From now on there are no news, and no seats. Returns the news that have not been taken.
+    pub(crate) fn close(&self) -> VecDeque<N> {
+        let mut state = lock(&self.state);
+        state.closed = true;
+        state.free_seats.clear();
+        self.news_waiting.store(false, Ordering::Relaxed);
+        std::mem::take(&mut state.news)
     }
 
     /// Takes `count` free seats.
@@ -113,7 +94,7 @@ impl<N, O, C: Default> Shared<N, O, C> {
     ///
     /// If there are fewer, how many.
     pub(crate) fn take_seats(&self, count: u32) -> Result<Vec<u32>, u32> {
-        let mut free = lock(&self.free_seats);
+        let free = &mut lock(&self.state).free_seats;
         let free_count = free.len();
         match free_count.checked_sub(count as usize) {
             Some(rest) => {
@@ -126,10 +107,57 @@ impl<N, O, C: Default> Shared<N, O, C> {
     }
 
     pub(crate) fn give_back(&self, seats: impl IntoIterator<Item = u32>) {
-        lock(&self.free_seats).extend(seats);
+        let mut state = lock(&self.state);
+        if !state.closed {
+            state.free_seats.extend(seats);
+        }
     }
 
     pub(crate) fn free_seats(&self) -> u32 {
-        lock(&self.free_seats).len() as u32
+        lock(&self.state).free_seats.len() as u32
+    }
+}
+
+/// What the control thread and all data threads hold.
+#[derive(Debug)]
+pub(crate) struct Shared<O, C> {
+    orders: Mutex<Vec<O>>,
+    stop: AtomicBool,
+    /// Wakes the control thread.
+    pub(crate) wake: Bell,
+    pub(crate) counts: C,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nobody leaves these half changed, so a panic elsewhere says nothing about them.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<O, C: Default> Shared<O, C> {
+    pub(crate) fn new(wake: Bell) -> Self {
+        Self {
+            orders: Mutex::new(Vec::new()),
+            stop: AtomicBool::new(false),
+            wake,
+            counts: C::default(),
+        }
+    }
+
+    pub(crate) fn order(&self, order: O) {
+        lock(&self.orders).push(order);
+        self.wake.ring();
+    }
+
+    pub(crate) fn take_orders(&self) -> Vec<O> {
+        std::mem::take(&mut *lock(&self.orders))
+    }
+
+    pub(crate) fn stop(&self) {
+        self.stop.store(true, Ordering::Release);
+        self.wake.ring();
+    }
+
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stop.load(Ordering::Acquire)
     }
 }

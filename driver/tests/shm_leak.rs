@@ -10,8 +10,8 @@ mod shm_common;
 use std::path::Path;
 
 use scalerpc_core::memory::Memory;
-use scalerpc_driver::Fabric;
 use scalerpc_driver::shm::ShmServer;
+use scalerpc_driver::{Fabric, FabricEvent};
 use shm_common::raw::{self, RawClient};
 use shm_common::*;
 
@@ -70,6 +70,49 @@ fn with_request_under_way(server: &mut ShmServer, path: &Path) {
     drop(client);
     assert_eq!(completions(server).len(), 1);
     gone_and_released(server, 2);
+}
+
+/// What is told to a shard that is gone is not kept for it.
+fn shards_that_are_dropped(path: &Path) {
+    for told in [false, true] {
+        let before = (descriptors(), mappings());
+        let mut shards = serve_shards(path, 3, 8);
+        let with_shards = (descriptors(), mappings());
+        let clients: Vec<_> = (0..4).map(|_| connect(path, 3)).collect();
+        wait_for("the links", || {
+            (shards[0].counters().links_open == 4).then_some(())
+        });
+        if told {
+            for shard in &mut shards {
+                opened(shard, 4);
+            }
+        }
+        drop(shards.remove(1));
+        wait_for("the seats", || {
+            // All of them look: a link ends when each has ended its own connections.
+            for shard in &mut shards {
+                while let Some(event) = shard.poll_event() {
+                    if let FabricEvent::Gone { connection } = event {
+                        shard.release(connection);
+                    }
+                }
+            }
+            let free = shards.iter().map(|shard| shard.counters().seats_free);
+            (free.sum::<u32>() == 16).then_some(())
+        });
+        wait_for("the links' ends", || {
+            let bytes = shards[0].memory_report().client_bytes;
+            ((bytes, shards[0].counters().links_open) == (0, 0)).then_some(())
+        });
+        drop(clients);
+        // One for the send slots of the shard that is gone.
+        let expected = (with_shards.0 - 1, with_shards.1 - 1);
+        wait_for("what the links had", || {
+            ((descriptors(), mappings()) == expected).then_some(())
+        });
+        drop(shards);
+        assert_eq!((descriptors(), mappings()), before);
+    }
 }
 
 #[test]
@@ -141,4 +184,5 @@ fn a_thousand_links_of_every_fate_leave_nothing() {
     drop(server);
     drop(many);
     assert_eq!((descriptors(), mappings()), before, "the server itself");
+    shards_that_are_dropped(&path);
 }

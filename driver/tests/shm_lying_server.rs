@@ -12,7 +12,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use rustix::fs::SealFlags;
-use scalerpc_driver::shm::{ClientOptions, SetupError, ShmClient, Step, VERSION};
+use scalerpc_driver::shm::{ClientOptions, SHARDS_MAX, SetupError, ShmClient, Step, VERSION};
 use shm_common::raw::{self, memfd};
 use shm_common::*;
 
@@ -99,7 +99,7 @@ fn a_server_that_stops_at_any_step_is_given_up() {
     let (region, fds) = raw::receive(&socket);
     assert_eq!((raw::u32_at(&region, 12), fds.len()), (raw::REGION, 1));
     // Half of a welcome.
-    let seat = [[1u32, 1].map(u32::to_le_bytes).concat(), vec![5; 8]].concat();
+    let seat = [[1u32, 0].map(u32::to_le_bytes).concat(), vec![5; 8]].concat();
     let body = [[0u32, 1].map(u32::to_le_bytes).concat(), seat].concat();
     assert!(raw::send(
         &socket,
@@ -152,7 +152,7 @@ fn clients_check_what_a_server_says() {
     ));
     let text = error.to_string();
     assert!(
-        text.contains("version 1 of") && text.contains("version 7"),
+        text.contains(&format!("version {VERSION} of")) && text.contains("version 7"),
         "{text}"
     );
     let error = answered(&refusal(7, BUSY, 3), &[]);
@@ -187,6 +187,9 @@ fn clients_check_what_a_server_says() {
     let mut bad_mapping = offer.clone();
     bad_mapping[16 + 20] = 2;
     let huge = [&offer[..16], &[0xff; 32], &offer[48..]].concat();
+    let (total, whole) = (bytes as u64, bytes.next_multiple_of(4096) as u64);
+    let of_shards =
+        |shards, stride, bytes| raw::offer_of_shards(&geometry, 1, (shards, stride), bytes);
     for (what, bytes, fds) in [
         ("nothing", &b"?"[..], 0),
         ("short", &offer[..offer.len() - 1], 1),
@@ -207,6 +210,24 @@ fn clients_check_what_a_server_says() {
             &raw::offer(&geometry, 1, bytes as u64 + 1),
             1,
         ),
+        ("no shards", &of_shards(0, whole, total), 1),
+        (
+            "too many shards",
+            &of_shards(SHARDS_MAX + 1, whole, total),
+            1,
+        ),
+        (
+            "shards that overlap",
+            &of_shards(2, total - 64, 2 * total - 64),
+            1,
+        ),
+        (
+            "shards off a line",
+            &of_shards(2, total + 8, 2 * total + 8),
+            1,
+        ),
+        ("shards that do not fit", &of_shards(64, 1 << 58, total), 1),
+        ("shards past the end", &of_shards(2, whole, total), 1),
         (
             "out of turn",
             &raw::packet(VERSION, raw::WELCOME, &[0; 8]),
@@ -263,8 +284,11 @@ fn clients_check_their_seats() {
         }
         raw::packet(VERSION, raw::WELCOME, &body)
     };
+    let mut other_shard = welcome(0, &[(0, 1), (1, 1)]);
+    other_shard[16 + 8 + 4] = 1;
     for (what, packet) in [
         ("no seats", welcome(0, &[])),
+        ("a shard that does not exist", other_shard),
         ("a seat that does not exist", welcome(0, &[(4, 1), (0, 1)])),
         ("no owner", welcome(0, &[(0, 1), (1, 0)])),
         ("too many", welcome(0, &[(0, 1), (1, 1), (2, 1)])),

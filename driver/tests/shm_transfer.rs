@@ -147,9 +147,9 @@ fn a_read_of_what_the_client_did_not_give_ends_its_link_alone() {
     let _bystander = connect(&path, 1);
     let bystander = opened(&mut server, 1)[0];
     let end = geometry.client_exposed_bytes();
-    assert_eq!(geometry.request_block_bytes(), 4 * LINE);
+    assert_eq!(geometry.request_block_bytes(), 5 * LINE);
     let bad: [fn(&mut ReadWr, usize); 10] = [
-        |wr, _| (wr.stride, wr.count) = (5 * LINE, 1),
+        |wr, _| (wr.stride, wr.count) = (6 * LINE, 1),
         |wr, _| wr.count += 1,
         |wr, end| wr.remote = end - LINE,
         |wr, end| wr.remote = end,
@@ -327,10 +327,10 @@ impl Memory for Cells {
         self.store(at, word);
     }
     fn load_byte_acquire(&self, _: usize) -> u8 {
-        unimplemented!("guards are words")
+        unreachable!("guards are words")
     }
     fn store_byte_release(&self, _: usize, _: u8) {
-        unimplemented!("guards are words")
+        unreachable!("guards are words")
     }
     fn fence_release(&self) {}
     fn fence_full(&self) {}

@@ -248,10 +248,12 @@ fn memory_has_the_least_rights_and_queue_pairs_what_both_ends_can() {
         assert_eq!(pair.psn, (peer.psn.1, peer.psn.0));
         assert!(pair.psn.0 < 1 << 24 && pair.psn.1 < 1 << 24);
         numbers.extend([pair.psn.0, pair.psn.1]);
-        // Never 7, which is for ever; and a timer that is not 655 ms.
-        assert!(pair.attr.retry_cnt < 7 && pair.attr.rnr_retry < 7);
-        assert!(pair.attr.timeout > 0 && pair.attr.min_rnr_timer > 0);
         let reads = pair.access & IBV_ACCESS_REMOTE_READ != 0;
+        // 7 is for ever: only clients wait so, for a server that cannot receive yet. And a timer that is not 655 ms.
+        assert!(pair.attr.retry_cnt < 7);
+        assert_eq!(pair.attr.rnr_retry, if reads { 7 } else { 6 });
+        assert!(pair.attr.timeout > 0 && pair.attr.min_rnr_timer > 0);
+        assert_eq!(pair.receives.len(), if reads { 0 } else { 2 });
         assert_eq!(pair.attr.max_dest_rd_atomic, if reads { 16 } else { 1 });
         assert_eq!(pair.attr.max_rd_atomic, if reads { 1 } else { 16 });
     }

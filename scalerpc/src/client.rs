@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use scalerpc_core::Geometry;
-use scalerpc_core::client::{ClientCounters, ClientState};
+use scalerpc_core::client::{Cancelled, ClientCounters, ClientState};
 use scalerpc_driver::Fabric;
 use scalerpc_driver::shm::ShmClient;
 
 use crate::error::CallError;
-use crate::set::{Accepted, CallId, ClientSet, Completion};
+use crate::set::{Accepted, CallId, CallOptions, ClientSet, Completion};
+use crate::wait::{Wait, WaitCounters};
 
 /// One connection to a server.
 ///
@@ -36,9 +37,19 @@ impl<F: Fabric> Client<F> {
         }
     }
 
-    /// How long [`call`](Self::call) waits. Default 5 s.
+    /// How long [`call`](Self::call) waits; it is the deadline of its calls, too. Default 5 s.
     pub fn set_timeout(&mut self, timeout: Duration) {
         self.timeout = timeout;
+    }
+
+    /// What [`call`](Self::call) does while it waits. Default [`Wait::Sleep`].
+    pub fn set_wait(&mut self, wait: Wait) {
+        self.set.set_wait(wait);
+    }
+
+    /// How it has slept.
+    pub fn wait_counters(&self) -> WaitCounters {
+        self.set.wait_counters()
     }
 
     /// Makes a call and waits for its answer, whose bytes are read in place.
@@ -59,6 +70,20 @@ impl<F: Fabric> Client<F> {
         self.set.call_async(0, method, request)
     }
 
+    /// As [`ClientSet::call_with`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn call_with(
+        &mut self,
+        method: u16,
+        request: &[u8],
+        options: &CallOptions,
+    ) -> Result<CallId, CallError> {
+        self.set.call_with(0, method, request, options)
+    }
+
     /// As [`ClientSet::call_batch`].
     ///
     /// # Errors
@@ -77,7 +102,7 @@ impl<F: Fabric> Client<F> {
     }
 
     /// As [`ClientSet::cancel`].
-    pub fn cancel(&mut self, call: CallId) -> bool {
+    pub fn cancel(&mut self, call: CallId) -> Cancelled {
         self.set.cancel(0, call)
     }
 

@@ -20,6 +20,14 @@ pub enum SetupError {
     #[cfg(feature = "verbs")]
     #[error(transparent)]
     Verbs(#[from] verbs::SetupError),
+    /// A [`SlowPool`](crate::SlowPool) could not start its threads.
+    #[error(
+        "a thread for slow calls could not be started: {error}: ask for fewer, or raise the limits on processes and memory"
+    )]
+    SlowThread {
+        /// What the system said.
+        error: std::io::Error,
+    },
     /// The back end's queues are too short for the window.
     #[error(
         "a window of {window} calls does not fit the back end's send queue: use a smaller window"
@@ -58,21 +66,51 @@ pub enum CallError {
     /// No answer came in time. The call may still run; its answer will be dropped.
     #[error("no answer in time; the call may still run")]
     TimedOut,
+    /// The call's deadline came before the call was run: it has not run, and never will.
+    #[error("the call's deadline came before it was run; it has not run, and never will")]
+    DeadlineExceeded,
     /// The server answered with a status other than [`Status::OK`].
     #[error("{0}")]
     Status(Status),
 }
 
 impl CallError {
+    /// What a status other than [`Status::OK`] means.
+    pub(crate) fn of(status: Status) -> Self {
+        match status {
+            Status::DEADLINE_EXCEEDED => Self::DeadlineExceeded,
+            status => Self::Status(status),
+        }
+    }
+
     /// True if the call certainly did not run, so that to make it again is safe.
     pub fn is_certainly_not_run(&self) -> bool {
         match self {
-            Self::TooLarge { .. } | Self::WindowFull | Self::NotSent => true,
-            Self::Unknown | Self::TimedOut => false,
-            Self::Status(status) => {
-                matches!(*status, Status::UNKNOWN_METHOD | Status::BUSY)
+            Self::TooLarge { .. } | Self::WindowFull | Self::NotSent | Self::DeadlineExceeded => {
+                true
             }
+            Self::Unknown | Self::TimedOut => false,
+            Self::Status(status) => matches!(
+                *status,
+                Status::UNKNOWN_METHOD | Status::BUSY | Status::CANCELLED
+            ),
         }
+    }
+
+    /// True if the call has run, or may have: to make it again could do twice what it does.
+    pub fn may_have_run(&self) -> bool {
+        !self.is_certainly_not_run()
+    }
+
+    /// True if the call did not run, and may succeed if it is made again: after a poll ([`WindowFull`](Self::WindowFull)),
+    /// over a new connection ([`NotSent`](Self::NotSent)), or after a pause ([`Status::BUSY`]).
+    ///
+    /// False for a call whose deadline has come, which nobody waits for, and for one that would fail again.
+    pub fn is_retryable(&self) -> bool {
+        matches!(
+            self,
+            Self::WindowFull | Self::NotSent | Self::Status(Status::BUSY)
+        )
     }
 }
 

@@ -4,9 +4,10 @@
 mod bodies;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bodies::BackEnd;
-use scalerpc::{Client, ClientOptions, ClientSet, Connector, Server, ServerBuilder};
+use scalerpc::{Client, ClientOptions, ClientSet, Connector, Request, Server, ServerBuilder};
 use scalerpc_driver::shm::{ShmClient, ShmServer};
 
 struct Shm;
@@ -44,3 +45,35 @@ impl BackEnd for Shm {
 }
 
 bodies::tests! { Shm, [allow(clippy::unwrap_used)] }
+
+#[test]
+fn a_client_that_leaves_while_its_call_runs_is_no_failure() {
+    let (mut server, dir) = Shm::listen(Server::builder());
+    let connected = std::thread::spawn({
+        let dir = Arc::clone(&dir);
+        move || Shm::connect(&dir, 1)
+    });
+    let mut now_ns = 0;
+    while !connected.is_finished() {
+        now_ns += 1_000;
+        server.poll(now_ns, &mut |_: Request<'_>, _: &mut [u8]| Ok(0));
+    }
+    let mut clients = Some(connected.join().unwrap());
+    clients.as_mut().unwrap().call_async(0, 1, b"x").unwrap();
+    let mut ran = false;
+    while !ran || server.counters().gone == 0 {
+        if let Some(clients) = &mut clients {
+            assert!(clients.poll_completion().is_none());
+        }
+        now_ns += 1_000;
+        server.poll(now_ns, &mut |_: Request<'_>, _: &mut [u8]| {
+            // The answer finds a link that is down.
+            drop(clients.take());
+            std::thread::sleep(Duration::from_millis(100));
+            ran = true;
+            Ok(0)
+        });
+    }
+    let counters = server.counters();
+    assert_eq!((counters.failures, counters.violations), (0, 0));
+}

@@ -135,8 +135,14 @@ fn exchange(set: &mut ClientSet<VerbsClient>, each: u64) {
         while let Some(completion) = set.poll_completion() {
             let number = &mut ended[completion.connection as usize];
             let expected = payload(completion.connection, *number);
-            assert_eq!(completion.result, Ok(&expected[..]));
+            let result = completion.result.map(<[u8]>::to_vec);
             *number += 1;
+            if result.as_deref() != Ok(&expected[..]) {
+                panic!(
+                    "{result:?}: {:?}",
+                    set.fabric().last_failure().map(|it| it.to_string())
+                );
+            }
         }
         std::thread::yield_now();
     }

@@ -2,7 +2,7 @@
 
 use rand::Rng;
 use scalerpc_core::Memory;
-use scalerpc_core::client::{CallError, ClientState};
+use scalerpc_core::client::{CallError, Cancelled, ClientState};
 use scalerpc_core::wire::ENTRY_QUIET_AT;
 use scalerpc_driver::{Fabric, FabricEvent, PostError};
 
@@ -56,13 +56,20 @@ impl World {
                 continue;
             }
             let request = Request::of(peer.owner, answer.call, self.geometry.request_max_bytes());
-            let (status, bytes) = request.answer(self.geometry.response_max_bytes());
+            let (status, bytes) = match self.oracle.terms(peer.owner).refusal(answer.call) {
+                Some(status) => (status, Vec::new()),
+                None => request.answer(self.geometry.response_max_bytes()),
+            };
             let mut got = vec![0; answer.payload_len];
             peer.end.exposed().copy_out(answer.payload_at, &mut got);
             if answer.tag != !answer.call || answer.status != status || got != bytes {
                 return Err(format!("R1: call {} got the wrong answer", answer.call));
             }
             answered += 1;
+            if let Some(answers) = &mut self.answers {
+                let of_it = answers.entry(peer.owner).or_default();
+                of_it.push((answer.call, answer.status, got));
+            }
             tell!(self, "{seat:>3} < answer to {}", answer.call);
             self.oracle
                 .ended(peer.owner, answer.call, true, peer.posted_max)?;
@@ -82,17 +89,24 @@ impl World {
     }
 
     fn make_calls(&mut self, seat: usize, count: u32) -> Result<(), Broken> {
-        let Some(peer) = &mut self.peers[seat] else {
-            return Ok(());
-        };
         for _ in 0..count {
+            let budget_ns = self.draw_budget();
+            let Some(peer) = &mut self.peers[seat] else {
+                return Ok(());
+            };
             let call = peer.engine.counters().calls + 1;
             let request = Request::of(peer.owner, call, self.geometry.request_max_bytes());
             let private = peer.end.private();
-            match peer
-                .engine
-                .call(request.method, &request.bytes, !call, private)
-            {
+            let Request { method, bytes } = &request;
+            let accepted = match budget_ns {
+                Some(budget_ns) => {
+                    let clock_ns = self.now_ns + peer.clock_ns();
+                    peer.engine
+                        .call_within(*method, bytes, !call, budget_ns, clock_ns, private)
+                }
+                None => peer.engine.call(*method, bytes, !call, private),
+            };
+            match accepted {
                 Ok(_) if peer.liar => {}
                 Ok(number) => {
                     tell!(
@@ -101,6 +115,11 @@ impl World {
                         request.bytes.len()
                     );
                     self.oracle.issued(peer.owner, number)?;
+                    if let Some(budget_ns) = budget_ns {
+                        let deadline_ns = self.now_ns + budget_ns;
+                        let terms = self.oracle.terms(peer.owner);
+                        terms.has_budget(number, deadline_ns);
+                    }
                 }
                 Err(CallError::WindowFull) => {
                     let net = self.end.look();
@@ -121,16 +140,28 @@ impl World {
         Ok(())
     }
 
+    fn draw_budget(&mut self) -> Option<u64> {
+        let chances = self.config.chances;
+        let has_one = !self.calm && self.terms_rng.random_ratio(chances.budget, 1000);
+        has_one.then(|| self.terms_rng.random_range(0..=chances.budget_ns))
+    }
+
     fn cancel(&mut self, seat: usize) -> Result<(), Broken> {
         let Some(peer) = &mut self.peers[seat] else {
             return Ok(());
         };
         let back = self.rng.random_range(0..=u64::from(self.geometry.window()));
         let call = peer.engine.counters().calls.saturating_sub(back);
-        if peer.engine.cancel(call) && !peer.liar {
-            tell!(self, "{seat:>3} - call {call} cancelled");
+        let cancelled = peer.engine.cancel(call);
+        if cancelled != Cancelled::Ended && !peer.liar {
+            tell!(self, "{seat:>3} - call {call} cancelled: {cancelled:?}");
             self.oracle.cancelled(peer.owner, call)?;
-            self.mark("call cancelled");
+            let never = cancelled == Cancelled::NeverRuns;
+            self.oracle.terms(peer.owner).cancelled(call, never);
+            self.mark(match never {
+                true => "call cancelled before it was sent",
+                false => "call cancelled",
+            });
         }
         Ok(())
     }
@@ -140,6 +171,9 @@ impl World {
             return Ok(());
         };
         let (mut refused, mut quiet, mut posts) = (0, 0, 0);
+        if peer.engine.wants_time() {
+            peer.engine.pass(self.now_ns + peer.clock_ns());
+        }
         while let Some(wr) = peer
             .engine
             .next_write(peer.end.exposed(), peer.end.private())
@@ -149,10 +183,16 @@ impl World {
                 return Err(format!("R11: seat {seat} posts without end"));
             }
             // A message goes to a zone, or an entry says what is staged.
-            let is_entry = wr.epoch.is_none() && wr.len > 8;
-            if wr.epoch.is_some() || is_entry {
+            let is_entry = wr.remote == self.geometry.endpoint(seat as u32);
+            if wr.len > 8 {
                 let sent = peer.engine.counters().calls - peer.engine.parked();
                 peer.posted_max = peer.posted_max.max(sent);
+                let taken = self.oracle.executed_of(peer.owner);
+                let terms = self.oracle.terms(peer.owner);
+                match is_entry {
+                    true => terms.staged(taken, sent, self.now_ns),
+                    false => terms.written(sent, self.now_ns),
+                }
             }
             let quiet_at = self.geometry.endpoint(seat as u32) + ENTRY_QUIET_AT;
             quiet += u64::from(wr.remote == quiet_at && wr.len == 8);

@@ -64,6 +64,8 @@ pub struct Net {
     wires: Vec<Option<Wire>>,
     opened: VecDeque<Opened>,
     broken: Option<Broken>,
+    /// A byte of the demand map has landed, which wakes the server.
+    pub(crate) knocked: bool,
     cursor: usize,
     /// How often each fault happened.
     pub(crate) faults: BTreeMap<&'static str, u64>,
@@ -87,6 +89,7 @@ impl Net {
             wires: (0..seats).map(|_| None).collect(),
             opened: VecDeque::new(),
             broken: None,
+            knocked: false,
             cursor: 0,
             faults: BTreeMap::new(),
         };
@@ -167,7 +170,10 @@ impl Net {
             moved = true;
             let (from, to) = (client.private.region(), server.exposed.region());
             match transfer.advance(from, to, all, rng) {
-                Ok(true) => wire.up.finish(),
+                Ok(true) => {
+                    self.knocked |= transfer.wakes();
+                    wire.up.finish();
+                }
                 Ok(false) => {}
                 Err(_) => changed = Some("client"),
             }
@@ -190,6 +196,29 @@ impl Net {
             ));
         }
         moved && changed.is_none()
+    }
+
+    /// Lands what is first in one direction of a connection, whole; its completion can be polled.
+    pub(crate) fn land(&mut self, seat: u32, up: bool) {
+        let Some(wire) = self.wires.get_mut(seat as usize).and_then(Option::as_mut) else {
+            return;
+        };
+        let (server, client) = (&self.server, &wire.client);
+        let queue = if up { &mut wire.up } else { &mut wire.down };
+        let Some(transfer) = queue.transfers.front_mut() else {
+            return;
+        };
+        let (from, to) = match (up, transfer.read) {
+            (true, _) => (&client.private, &server.exposed),
+            (false, true) => (&client.exposed, &server.exposed),
+            (false, false) => (&server.private, &client.exposed),
+        };
+        let landed = transfer.advance(from.region(), to.region(), true, &mut self.rng);
+        queue.finish();
+        queue.report();
+        if landed.is_err() {
+            self.breaks(&format!("R5: a source of seat {seat} changed under way"));
+        }
     }
 
     /// The connection fails: what is under way is flushed, and both ends may see that.

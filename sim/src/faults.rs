@@ -3,7 +3,7 @@
 use rand::Rng;
 use scalerpc_core::Memory;
 use scalerpc_core::client::{ClientConn, ClientState};
-use scalerpc_core::server::{Class, ConnState, Priority};
+use scalerpc_core::server::{Class, ConnState, Limit, Priority};
 use scalerpc_core::wire::{self, Entry, Head, LINE, Placement, TRAILER_BYTES, valid_word};
 use scalerpc_driver::Fabric;
 use scalerpc_driver::store;
@@ -81,10 +81,35 @@ impl World {
             tell!(self, "{seat:>3} ~ has {priority:?}");
             self.mark("priority set");
         }
+        if self.terms_rng.random() {
+            self.set_limit(seat);
+        }
+    }
+
+    fn set_limit(&mut self, seat: usize) {
+        let limit = Limit {
+            calls_per_second: [0, 1_000, 100_000, 10_000_000][self.terms_rng.random_range(0..4)],
+            burst: self.terms_rng.random_range(0..=8),
+        };
+        let limit = self.terms_rng.random::<bool>().then_some(limit);
+        // The engine's time is that of its last action.
+        let at_ns = self.served_ns;
+        if self.server.set_limit(seat as u32, limit) {
+            tell!(self, "{seat:>3} ~ has {limit:?}");
+            if let Some(peer) = &self.peers[seat] {
+                self.oracle.terms(peer.owner).limit(limit, at_ns);
+            }
+            self.mark("limit set");
+        }
     }
 
     fn connect(&mut self, seat: usize) -> Result<(), Broken> {
         let owner: u64 = self.rng.random();
+        self.connect_as(seat, owner)
+    }
+
+    /// A client with this nonce takes a free seat, if it can.
+    pub(crate) fn connect_as(&mut self, seat: usize, owner: u64) -> Result<(), Broken> {
         let conn = ClientConn {
             connection: 0,
             seat: seat as u32,
@@ -172,6 +197,7 @@ impl World {
             target.store(end - TRAILER_BYTES, peer.owner);
             target.store_release(end - 8, valid_word(peer.owner, number));
         }
+        self.end.change().knocked = true;
         tell!(self, "{seat:>3} ~ lies");
         self.mark("lie: nonsense at its own places");
     }
@@ -209,6 +235,7 @@ impl World {
         if at_entry {
             target.store_byte_release(byte, words[0] as u8);
         }
+        self.end.change().knocked = true;
         tell!(self, "{seat:>3} ~ lies at {at}");
         self.mark("lie: nonsense at another's places");
     }
@@ -307,6 +334,7 @@ impl World {
         let exposed = self.end.exposed();
         entry.seal(exposed, endpoint, peer.owner, number, placement);
         exposed.store_byte_release(self.geometry.demand_byte(seat as u32), number as u8);
+        self.end.change().knocked = true;
         tell!(self, "{seat:>3} ~ lies: an entry with a hostile {what}");
         self.mark("lie: entry with one hostile number");
     }
@@ -332,23 +360,18 @@ impl World {
             return;
         }
         let max = self.geometry.request_max_bytes() as u32;
-        let block = self.geometry.request_block_bytes();
         let (len, flags) = match pick {
             0 => ((max + 1).max(word as u32), 0),
             1 => (max + 1, 0),
             _ => (0, 1 << (word % 16)),
         };
-        // There must be room for what the flags promise.
-        let flags = match block {
-            LINE => flags & !wire::FLAG_EXT,
-            _ => flags,
-        };
         if len <= max && flags == 0 {
             return;
         }
+        // With the flags that a request may have, it is something else that cannot be.
         let head = Head {
             len,
-            tag: 0,
+            tag: 1,
             flags,
             slot: 0,
         };
@@ -357,7 +380,11 @@ impl World {
         (peer.liar, peer.asleep_ns) = (true, u64::MAX);
         let (pool, zone) = (zone / self.geometry.zones(), zone % self.geometry.zones());
         let end = self.geometry.block_end(pool, zone, number);
-        let ext = (flags & wire::FLAG_EXT != 0).then(wire::Ext::default);
+        let ext = (flags & wire::FLAG_EXT != 0).then_some(wire::Ext {
+            epoch: u64::MAX,
+            zone: 1,
+            ..wire::Ext::default()
+        });
         wire::seal(
             self.end.exposed(),
             end,

@@ -8,8 +8,7 @@ use std::time::{Duration, Instant};
 
 use scalerpc_core::mutant::{self, Bug};
 
-use crate::marks::{Marks, SEEDS_FOR_MARKS};
-use crate::play::run_caught;
+use crate::play::Cast;
 
 /// Seeds that are played before a bug counts as not noticed.
 pub const SEEDS_MAX: u64 = 2_000;
@@ -51,7 +50,7 @@ pub fn run(first: u64, filter: &str, mut report: impl FnMut(&Caught)) -> Vec<Cau
     let mut all = Vec::new();
     for bug in bugs {
         mutant::choose(Some(*bug));
-        let caught = hunt(bug.name(), first);
+        let caught = hunt(*bug, first);
         report(&caught);
         all.push(caught);
     }
@@ -60,22 +59,37 @@ pub fn run(first: u64, filter: &str, mut report: impl FnMut(&Caught)) -> Vec<Cau
     all
 }
 
-fn hunt(name: &'static str, first: u64) -> Caught {
+/// Who plays: the bugs of led engines and of the scheduler show only where there is one.
+fn cast(bug: Bug) -> Cast {
+    match bug {
+        Bug::AcknowledgementNotAwaited
+        | Bug::ReadyNotAwaited
+        | Bug::LedSliceIgnored
+        | Bug::LedHungFetchAwaited
+        | Bug::WishNotReported
+        | Bug::OrderTwice
+        | Bug::ReplacedGroupForgotten => Cast::Team,
+        _ => Cast::One,
+    }
+}
+
+fn hunt(bug: Bug, first: u64) -> Caught {
     let start = Instant::now();
-    let mut marks = Marks::default();
+    let cast = cast(bug);
+    let mut marks = cast.marks();
     let mut caught = Caught {
-        name,
+        name: bug.name(),
         seeds: 0,
         why: None,
         took: Duration::ZERO,
     };
     for seed in first..first + SEEDS_MAX {
         caught.seeds += 1;
-        match run_caught(seed) {
+        match cast.run_caught(seed) {
             Ok(report) => marks.add(&report),
             Err(broken) => caught.why = broken.lines().next().map(str::to_owned),
         }
-        if caught.seeds == SEEDS_FOR_MARKS {
+        if caught.seeds == cast.seeds_for_marks() {
             let missing: BTreeSet<_> = marks.missing().collect();
             if !missing.is_empty() {
                 caught.why = Some(format!("coverage: never reached: {missing:?}"));

@@ -141,6 +141,11 @@ impl Transfer {
         Ok(self.pieces.is_empty())
     }
 
+    /// A byte of the demand map: it wakes the server.
+    pub(crate) fn wakes(&self) -> bool {
+        matches!(&self.source[..], [(_, bytes)] if bytes.len() == 1)
+    }
+
     /// The source is what it was. A NIC may read it once more, to send it again, for as long as the
     /// poster does not know that it is done.
     fn is_unchanged(&self, source: &Region) -> bool {

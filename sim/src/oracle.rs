@@ -4,6 +4,8 @@ use std::collections::{HashMap, HashSet};
 
 use scalerpc_core::wire::Status;
 
+use crate::terms::Terms;
+
 /// What a client asked for, made from the connection and the call's number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
@@ -62,6 +64,7 @@ impl Request {
 #[derive(Debug, Default)]
 struct Ledger {
     issued: u64,
+    /// Calls that the server has taken, whether they ran or were refused.
     executed: u64,
     ended: u64,
     /// Calls that were not wanted any more.
@@ -69,6 +72,7 @@ struct Ledger {
     outstanding: HashSet<u64>,
     /// After a switch event: calls later than this one must not run before they are fetched again.
     frozen: Option<u64>,
+    terms: Terms,
 }
 
 /// The ledgers of all connections that ever were, by nonce.
@@ -99,8 +103,19 @@ impl Oracle {
         Ok(())
     }
 
+    /// What was agreed about a connection's calls.
+    pub fn terms(&mut self, owner: u64) -> &mut Terms {
+        &mut self.ledger(owner).terms
+    }
+
     /// A handler runs.
-    pub fn executed(&mut self, owner: u64, call: u64) -> Result<(), Broken> {
+    pub fn executed(&mut self, owner: u64, call: u64, now_ns: u64) -> Result<(), Broken> {
+        self.taken(owner, call)?;
+        self.terms(owner).ran(call, now_ns)
+    }
+
+    /// The server takes a call.
+    pub fn taken(&mut self, owner: u64, call: u64) -> Result<(), Broken> {
         let ledger = self.ledger(owner);
         ledger.executed += 1;
         if call != ledger.executed {
@@ -118,7 +133,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// Calls of the connection that ran.
+    /// Calls of the connection that were taken.
     pub fn executed_of(&self, owner: u64) -> u64 {
         self.ledgers.get(&owner).map_or(0, |ledger| ledger.executed)
     }

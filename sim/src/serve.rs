@@ -4,17 +4,18 @@ use scalerpc_core::Memory;
 use scalerpc_core::client::ClientState;
 use scalerpc_core::post::{ReadWr, WriteWr};
 use scalerpc_core::server::{Action, Call, ConnState, OpenConn};
-use scalerpc_core::wire::{FLAG_ACTIVATE, FLAG_CONTROL, FLAG_EXT, FLAG_SWITCH};
+use scalerpc_core::wire::{FLAG_ACTIVATE, FLAG_CONTROL, FLAG_EXT, FLAG_SWITCH, Status};
 use scalerpc_driver::{Fabric, FabricEvent, Revocation};
 
 use crate::faults::Bait;
 use crate::oracle::{Broken, Request};
-use crate::world::{World, tell};
+use crate::world::{Kept, World, tell};
 
 impl World {
     /// At most so many actions. True if the server had nothing more to do.
     pub(crate) fn serve(&mut self, actions: u32) -> Result<bool, Broken> {
         while let Some(event) = self.end.poll_event() {
+            self.sleeps = false;
             match event {
                 FabricEvent::Opened(it) => {
                     let open = OpenConn {
@@ -32,12 +33,26 @@ impl World {
             }
         }
         while let Some(completion) = self.end.poll_completion() {
+            self.sleeps = false;
             self.server.completed(completion);
         }
-        for _ in 0..actions {
+        if self.sleeps_on() {
+            return Ok(true);
+        }
+        for done in 0..actions {
             let (exposed, private) = (self.end.exposed(), self.end.private());
+            let before = self.next_group();
             let action = self.server.next_action(self.now_ns, exposed, private);
+            self.served_ns = self.now_ns;
+            if let (Some((old, true)), Some((new, _))) = (before, self.next_group()) {
+                if old != new {
+                    self.mark("group replaced: its fetch hangs");
+                }
+            }
             if action == Action::Idle {
+                if done == 0 {
+                    self.fall_asleep()?;
+                }
                 return Ok(true);
             }
             self.act(action)?;
@@ -45,10 +60,20 @@ impl World {
         Ok(false)
     }
 
+    /// The group that is next, and whether it only waits for its fetches.
+    fn next_group(&self) -> Option<(u32, bool)> {
+        let pools = (0..self.geometry.pools()).filter_map(|pool| self.server.pool(pool));
+        let next = pools.into_iter().find(|pool| !pool.processing)?;
+        Some((next.group?, next.fetching > 0 && next.active == 0))
+    }
+
     fn act(&mut self, action: Action) -> Result<(), Broken> {
         match action {
             Action::Idle => Ok(()),
-            Action::Write(wr) => self.post_write(&wr),
+            Action::Write(wr) => {
+                self.note_refusal(&wr)?;
+                self.post_write(&wr)
+            }
             Action::Read(wr) => self.post_read(&wr),
             Action::Call(call) => self.handle(call),
             Action::Revoke { seat, epoch } => {
@@ -78,8 +103,47 @@ impl World {
         }
     }
 
-    fn handle(&mut self, call: Call) -> Result<(), Broken> {
+    /// A WRITE that the server asks for by itself is a switch event, or answers a call that does not run.
+    fn note_refusal(&mut self, wr: &WriteWr) -> Result<(), Broken> {
+        let (private, end) = (self.end.private(), wr.local + wr.len);
+        let (first, second) = (private.load(end - 24), private.load(end - 16));
+        let (flags, status) = ((first >> 48) as u16, Status((first >> 32) as u16));
+        if flags & FLAG_CONTROL != 0 {
+            return Ok(());
+        }
+        let max = self.config.server.calls_in_flight_max as usize;
+        let crowded = self.in_hand.len() >= max;
+        self.count_drained(wr.connection)?;
+        let Some(peer) = self.peers[wr.connection as usize]
+            .as_ref()
+            .filter(|it| !it.liar)
+        else {
+            return Ok(());
+        };
+        let call = self.oracle.executed_of(peer.owner) + 1;
+        tell!(self, "{:>3} * refuse call {call}: {status}", wr.connection);
+        if (second >> 48) as u16 != call as u16 {
+            return Err(format!("R2: another call than {call} was refused"));
+        }
+        self.oracle.taken(peer.owner, call)?;
+        let terms = self.oracle.terms(peer.owner);
+        terms.was_refused(call, status, self.now_ns, crowded)
+    }
+
+    fn count_drained(&mut self, seat: u32) -> Result<(), Broken> {
         let draining = self.server.census()?.draining;
+        if let Some(peer) = self.peers[seat as usize].as_mut().filter(|_| draining) {
+            peer.drained += 1;
+            if peer.drained > self.geometry.window() {
+                return Err(format!("R8: seat {seat} had more than a window drained"));
+            }
+        }
+        Ok(())
+    }
+
+    fn handle(&mut self, call: Call) -> Result<(), Broken> {
+        self.count_drained(call.seat)?;
+        let crowded = self.in_hand.len() >= self.config.server.calls_in_flight_max as usize;
         let Some(peer) = &mut self.peers[call.seat as usize] else {
             return Err("R12: a call of nobody".into());
         };
@@ -92,14 +156,11 @@ impl World {
                 call.request_len
             ));
         }
-        if draining {
-            peer.drained += 1;
-            if peer.drained > self.geometry.window() {
-                return Err(format!(
-                    "R8: seat {} had more than a window drained",
-                    call.seat
-                ));
-            }
+        if crowded {
+            return Err(format!(
+                "a call too many runs, beside {}",
+                self.in_hand.len()
+            ));
         }
         let mut bytes = vec![0; call.request_len];
         self.end.exposed().copy_out(call.request_at, &mut bytes);
@@ -109,13 +170,17 @@ impl World {
         };
         tell!(self, "{:>3} * run call {}", call.seat, call.number);
         if !peer.liar {
-            self.oracle.executed(peer.owner, call.number)?;
+            self.oracle.executed(peer.owner, call.number, self.now_ns)?;
             if request != Request::of(peer.owner, call.number, self.geometry.request_max_bytes()) {
                 return Err(format!("R2: call {} ran with another's bytes", call.number));
             }
         }
         if !self.calm && self.chance(self.config.chances.defer) {
-            self.in_hand.push((call, request));
+            let kept = match self.chance(self.config.chances.keep) {
+                true => Kept::Call(call),
+                false => Kept::Deferred(self.server.defer(call)),
+            };
+            self.in_hand.push((kept, request));
             self.mark("call answered later");
             return Ok(());
         }
@@ -182,6 +247,7 @@ impl World {
                 return Err(format!("R12: an entry with a hostile {what} was accepted"));
             }
             self.oracle.fetched(peer.owner);
+            self.oracle.terms(peer.owner).fetched(self.now_ns);
         }
         if wr.count < self.geometry.window() && wr.count == self.config.limits.sge_max {
             self.mark("batch of several READs");

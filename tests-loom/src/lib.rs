@@ -5,6 +5,7 @@
 //! replayed.
 
 pub mod check;
+pub mod futex;
 pub mod membarrier;
 pub mod memory;
 pub mod message;

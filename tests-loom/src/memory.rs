@@ -123,6 +123,17 @@ impl LoomMemory {
         bytes
     }
 
+    /// Stores a word in the name of another party, as a kernel does for it: the line has an owner all the same.
+    pub fn store_by_kernel(&self, at: usize, word: u64) {
+        match &self.backing {
+            Backing::Shared(words) => {
+                let at = at / 8 - words.bytes.len() / 8;
+                words.words[at].store(word, Ordering::Relaxed);
+            }
+            Backing::Private(_) => self.store(at, word),
+        }
+    }
+
     #[track_caller]
     fn load_as(&self, at: usize, ordering: Ordering) -> u64 {
         assert!(at % 8 == 0, "words are aligned");

@@ -11,6 +11,8 @@ pub enum Party {
     Client,
     /// The new tenant.
     Tenant,
+    /// The scheduler of several workers, of which each is a server.
+    Scheduler,
 }
 
 /// The words that the operation is for.
@@ -26,6 +28,10 @@ pub enum Place {
     Ring,
     /// The guard of a connection.
     Guard,
+    /// The board of the scheduler and the workers.
+    Board,
+    /// The list of answers from other threads.
+    Answers,
     /// A fence, which has no address.
     Fence,
     /// The words of a litmus test.
@@ -53,6 +59,12 @@ pub enum Op {
     Membarrier,
     /// A WRITE stores its last word first.
     LastWordLast,
+    /// A compare-and-swap that releases is relaxed.
+    SwapRelease,
+    /// A swap that acquires is relaxed.
+    SwapAcquire,
+    /// What reads and writes in one step does so in two.
+    OneStep,
 }
 
 /// A step of the protocol, left out.
@@ -76,8 +88,16 @@ pub enum Step {
     EndAfterBytes,
     /// A refused WRITE is not made.
     RefusedIsNotWritten,
+    /// Who is about to sleep has looked once more since it said so.
+    LookBeforeSleep,
+    /// Who has been woken already does not fall asleep.
+    CompareBeforeSleep,
+    /// Who wakes makes the word say so.
+    ClearBeforeWake,
     /// The revocation is written before anybody asks whether the client is quiet.
     RevokeBeforeAsking,
+    /// A switch is over when all workers have carried it out.
+    AllAcknowledge,
 }
 
 /// What a mutant changes.

@@ -2,6 +2,7 @@
 
 use scalerpc_core::client::{Answer, ClientConn, ClientCounters};
 use scalerpc_core::post::{Completion, Limits, WcStatus, WrId, WriteWr};
+use scalerpc_core::scheduler::{Follower, Report};
 use scalerpc_core::server::{Action, Call, ConnState, OpenConn, ServerConfig};
 use scalerpc_core::wire::{Placement, Status};
 use scalerpc_core::{ClientEngine, Geometry, Memory, ServerEngine};
@@ -160,7 +161,8 @@ pub enum Turn {
 
 /// The server's end.
 pub struct ServerRig {
-    engine: ServerEngine<Boxed>,
+    /// On the heap: a model's threads have stacks of 32 KiB.
+    engine: Box<ServerEngine<Boxed>>,
     world: World,
     private: LoomMemory,
     now_ns: u64,
@@ -174,10 +176,11 @@ impl ServerRig {
     /// # Panics
     ///
     /// If the limits do not suffice for the geometry.
+    #[inline(never)]
     pub fn new(world: World, config: ServerConfig) -> Self {
         let geometry = world.geometry;
         let engine = server_engine(geometry, config, limits(&geometry));
-        let mut engine = engine.expect("the limits suffice");
+        let mut engine = Box::new(engine.expect("the limits suffice"));
         for seat in 0..world.clients.len() {
             let opened = engine.open(OpenConn {
                 seat: seat as u32,
@@ -264,6 +267,16 @@ impl ServerRig {
         if wr.signaled {
             self.engine.completed(done(wr.wr_id));
         }
+    }
+
+    /// A look at the board of the scheduler.
+    pub fn follow(&mut self, follower: &mut Follower, board: &LoomMemory) {
+        follower.follow(&mut self.engine, board);
+    }
+
+    /// What the engine has to report.
+    pub fn report(&mut self) -> Report {
+        self.engine.report()
     }
 
     /// The last call of a seat that ran.

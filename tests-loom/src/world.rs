@@ -19,7 +19,7 @@ pub struct World {
     pub geometry: Geometry,
     /// The server's exposed memory.
     pub server: LoomMemory,
-    /// The clients' exposed memory; behind it the guard.
+    /// The clients' exposed memory; behind it the guard, and the word that says who is asleep.
     pub clients: Vec<LoomMemory>,
     /// What the party that has this view leaves out.
     pub mutation: Mutation,
@@ -44,10 +44,22 @@ impl World {
     pub fn with_clients(clients: usize, window: u32, mutation: Mutation) -> Self {
         let geometry = geometry(window);
         let demand = (geometry.clients_max() as usize).next_multiple_of(LINE);
-        let client = || LoomMemory::shared(geometry.client_exposed_bytes() + GUARD_BYTES, 0);
+        let client = || LoomMemory::shared(geometry.client_exposed_bytes() + GUARD_BYTES + LINE, 0);
         Self {
             geometry,
             server: LoomMemory::shared(geometry.server_exposed_bytes(), demand),
+            clients: (0..clients).map(|_| client()).collect(),
+            mutation,
+        }
+    }
+
+    /// The same, where one party plays all parts.
+    pub fn of_one_party(clients: usize, window: u32, mutation: Mutation) -> Self {
+        let geometry = geometry(window);
+        let client = || LoomMemory::private(geometry.client_exposed_bytes() + GUARD_BYTES);
+        Self {
+            geometry,
+            server: LoomMemory::private(geometry.server_exposed_bytes()),
             clients: (0..clients).map(|_| client()).collect(),
             mutation,
         }
@@ -84,6 +96,11 @@ impl World {
     /// Offset of the guard in a client's memory.
     pub fn guard(&self) -> usize {
         self.geometry.client_exposed_bytes()
+    }
+
+    /// Offset of the word that says that a client is asleep, in its memory.
+    pub fn asleep(&self) -> usize {
+        self.guard() + GUARD_BYTES
     }
 
     /// The end of the block of a call, in the first zone.

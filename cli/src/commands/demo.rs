@@ -12,8 +12,8 @@ use serde::Serialize;
 
 use super::{Outcome, Verdict};
 use crate::fleet::{Fleet, Lost};
-use crate::hosting::{Host, Hosted};
-use crate::measured::{self, Load, Served};
+use crate::hosting::Host;
+use crate::measured::{Load, Served};
 use crate::options::{self, LoadArgs, MappingChoice, ServerArgs, VerbsArgs};
 use crate::output::{Output, note, readable};
 use crate::place::Place;
@@ -115,6 +115,7 @@ struct DemoJson {
     clients: u32,
     processes: u32,
     window: u32,
+    workers: u32,
     tree: TreeJson,
     pids: Vec<i32>,
     lost_processes: Vec<LostJson>,
@@ -277,7 +278,8 @@ impl Demo {
             let served = parts.first().and_then(|part| part.served.as_ref());
             let slice = served.map(|served| served.time_slice).unwrap_or_default();
             output.line(format!(
-                "server   one thread; groups of {}, slices of {} us",
+                "server   {}; groups of {}, slices of {} us at the end",
+                report::workers(self.server.workers),
                 self.server.group(),
                 slice.as_micros(),
             ));
@@ -316,6 +318,7 @@ impl Demo {
             clients: self.clients,
             processes,
             window: self.window,
+            workers: self.server.workers,
             tree: TreeJson {
                 dir: readable(self.tree.as_os_str().as_encoded_bytes()),
                 entries: loaded.entries,
@@ -425,7 +428,9 @@ impl Shown {
         let mut addresses = Vec::new();
         for (choice, place) in demo.mapping.choices().iter().zip(&plan.targets) {
             let builder = demo.server.builder(*choice, demo.clients, demo.window);
-            let server = place.listen(builder)?;
+            let service = options::service(tree, demo.clients)?;
+            let hosted = place.host(builder, demo.server.workers, service, plan.clock)?;
+            let server = &hosted.server;
             addresses.extend(server.address().map(|address| address.to_string()));
             let memory = server.memory();
             served.push(Served {
@@ -437,8 +442,7 @@ impl Shown {
                 page_size: memory.backing.page_bytes(),
                 backing: memory.backing.to_string(),
             });
-            let service = options::service(tree, demo.clients)?;
-            servers.push(Hosted { server, service });
+            servers.push(hosted);
         }
         let host = Host::start(servers, plan.clock)
             .map_err(|error| format!("a thread for the servers: {error}"))?;
@@ -479,8 +483,9 @@ impl Shown {
     fn count(&mut self) -> Result<(), String> {
         for (target, served) in self.served.iter_mut().enumerate() {
             let end = self.host.counters(target)?;
-            served.counters = measured::since(&self.start[target], &end);
+            served.counters = end.since(&self.start[target]);
             served.counters.slices = self.slices[target];
+            served.time_slice = self.host.time_slice(target)?;
         }
         Ok(())
     }

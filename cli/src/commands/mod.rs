@@ -4,7 +4,9 @@ pub(crate) mod bench;
 pub(crate) mod call;
 pub(crate) mod demo;
 pub(crate) mod doctor;
+pub(crate) mod model;
 pub(crate) mod serve;
+pub(crate) mod top;
 
 /// How a command that did its work ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,15 +11,17 @@ use serde::Serialize;
 use super::{Outcome, Verdict};
 use crate::hosting::Hosted;
 use crate::measured::Served;
-use crate::options::{self, MappingChoice, ServerArgs};
+use crate::options::{self, MappingChoice, ServerArgs, WaitChoice};
 use crate::output::{Output, note, readable};
 use crate::place::PlaceArgs;
 use crate::report::{self, ServedJson};
 use crate::sys;
 use crate::worker::Plan;
 
-/// While there is no connection at all the server looks for one so often, and leaves the core alone.
-const REST: Duration = Duration::from_millis(1);
+/// It is silent for so long before it sleeps.
+const REST_AFTER: Duration = Duration::from_millis(1);
+/// The longest sleep: a signal may wake another thread.
+const SLEEP_MAX: Duration = Duration::from_millis(100);
 
 /// Serve a directory tree's metadata at a Unix socket, or over RDMA
 ///
@@ -27,7 +29,8 @@ const REST: Duration = Duration::from_millis(1);
 /// that use the library. What clients create or remove happens in memory only; the directory itself is
 /// only read. Ctrl-C or SIGTERM ends the server: the socket is removed, and its counters are printed.
 ///
-/// While there are clients the server polls, which takes a whole core.
+/// While clients call the server polls, which takes a whole core. When nothing has come for a millisecond it sleeps
+/// until it is woken: `--wait` chooses otherwise.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = SERVE_HELP)]
 pub(crate) struct Serve {
@@ -45,6 +48,9 @@ pub(crate) struct Serve {
     /// How connections are given blocks
     #[arg(long, value_enum, default_value_t = MappingChoice::Virtual)]
     mapping: MappingChoice,
+    /// What the server does while there is nothing to do
+    #[arg(long, value_enum, default_value_t = WaitChoice::Sleep)]
+    wait: WaitChoice,
     /// Print the counters as one JSON object
     #[arg(long)]
     json: bool,
@@ -56,6 +62,7 @@ const SERVE_HELP: &str = "\
 Examples:
   scalerpc serve --socket /tmp/meta.sock
   scalerpc serve --socket /tmp/meta.sock --tree /etc --clients-max 4000
+  scalerpc serve --socket /tmp/meta.sock --workers 4
   scalerpc serve --verbs 10.0.0.1:7471 --device mlx5_0
 
 A socket that a server left behind when it was killed is taken over.
@@ -68,6 +75,7 @@ Exit codes:
 #[derive(Serialize)]
 struct ServeJson {
     mapping: &'static str,
+    workers: u32,
     connections_opened: u64,
     #[serde(flatten)]
     served: ServedJson,
@@ -88,38 +96,39 @@ impl Serve {
             .server
             .builder(self.mapping, self.clients_max, self.window);
         let place = self.place.place();
-        let server = place.listen(builder)?;
-        let shown = match server.address() {
+        let clock = Clock::start();
+        let mut hosted = place.host(builder, self.server.workers, service, clock)?;
+        let shown = match hosted.server.address() {
             Some(address) => address.to_string(),
             None => place.to_string(),
         };
         let tree = readable(self.tree.as_os_str().as_encoded_bytes());
         note(options::tree_line(&tree, &loaded));
         note(format_args!(
-            "serving at {}, process {}, {} mapping, {} seats; Ctrl-C ends it",
+            "serving at {}, process {}, {} mapping, {} seats, {}; Ctrl-C ends it",
             shown,
             std::process::id(),
             self.mapping.name(),
             report::grouped(self.clients_max.into()),
+            report::workers(self.server.workers),
         ));
-        let mut hosted = Hosted { server, service };
-        let clock = Clock::start();
+        let rest_after = (self.wait == WaitChoice::Sleep).then_some(REST_AFTER);
+        hosted.server.set_rest_after(rest_after);
         let mut backoff = Backoff::default();
         let mut groups = 0;
         // Ordering: the flag carries nothing else.
         while !stop.load(Ordering::Relaxed) {
-            if hosted.poll(clock.now_ns()) > 0 {
+            let now_ns = clock.now_ns();
+            if hosted.poll(now_ns) > 0 {
                 backoff.busy();
                 continue;
             }
-            backoff.idle();
-            if backoff.is_long() {
-                let counters = hosted.server.counters();
-                groups = groups.max(counters.groups);
-                if counters.connections == 0 {
-                    std::thread::sleep(REST);
-                }
+            match self.wait {
+                WaitChoice::Sleep if hosted.server.wait(now_ns, SLEEP_MAX) => backoff.busy(),
+                WaitChoice::Sleep | WaitChoice::Yield => backoff.idle(),
+                WaitChoice::Poll => std::hint::spin_loop(),
             }
+            groups = groups.max(hosted.server.counters().groups);
         }
         self.finish(hosted, groups)
     }
@@ -128,6 +137,7 @@ impl Serve {
         let Hosted { server, service } = hosted;
         let memory = server.memory();
         let counters = server.counters();
+        let workers = server.workers();
         let served = Served {
             counters,
             groups: groups.max(counters.groups),
@@ -143,6 +153,7 @@ impl Serve {
         if self.json {
             let json = ServeJson {
                 mapping: self.mapping.name(),
+                workers: self.server.workers,
                 connections_opened: counters.opened,
                 served: ServedJson::from(&served),
             };
@@ -155,6 +166,9 @@ impl Serve {
             ));
             for line in report::server_table(&[&served]) {
                 output.line(line);
+            }
+            for (index, counters) in workers.iter().enumerate() {
+                output.line(report::worker(index, counters));
             }
             let service = service.counters();
             let calls: u64 = service.requests.iter().sum();

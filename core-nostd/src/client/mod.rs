@@ -12,16 +12,18 @@
 //! Process, by a WRITE straight into the zone. After a switch event every call that the server did not
 //! take is parked again (rule R3).
 
+mod options;
 mod ring;
 
+pub use options::Cancelled;
 pub use ring::{Answer, Failed};
 
 use crate::geometry::{Geometry, Mapping};
 use crate::memory::Memory;
 use crate::mutant::{self, Bug};
-use crate::post::{Completion, Limits, SendQueue, WcStatus, WrId, WrKind, WriteWr};
+use crate::post::{Completion, Limits, SendQueue, WRITE_AHEAD, WcStatus, WrId, WrKind, WriteWr};
 use crate::store::Store;
-use crate::wire::{self, Entry, Head, LINE, Placement};
+use crate::wire::{self, Entry, Ext, FLAG_EXT, Head, LINE, Placement};
 
 /// No index.
 const NONE: u32 = u32::MAX;
@@ -93,6 +95,8 @@ pub struct CallRecord {
     sequence: Option<u32>,
     state: RecordState,
     cancelled: bool,
+    /// When its budget is used up, if it has one.
+    deadline_ns: Option<u64>,
 }
 
 /// Where a connection belongs.
@@ -141,6 +145,10 @@ pub struct ClientEngine<S: Store> {
     sent: u64,
     /// The latest call that was answered.
     answered_max: u64,
+    /// The latest call that was made with a budget or cancelled: later ones are sent as they were made.
+    amended_max: u64,
+    /// What the time was when it was last told.
+    now_ns: u64,
     outstanding: u32,
     /// The tenancy that the server last told of.
     epoch: u64,
@@ -154,6 +162,8 @@ pub struct ClientEngine<S: Store> {
     demand_owed: bool,
     /// The tenancy was revoked, and its switch event is yet to come.
     barred: bool,
+    /// Offset of the response ring in this side's exposed memory.
+    ring_at: usize,
     /// The position in the response ring that is looked at.
     ring_next: u64,
     sq: SendQueue,
@@ -197,6 +207,8 @@ impl<S: Store> ClientEngine<S> {
             next_call: 1,
             sent: 0,
             answered_max: 0,
+            amended_max: 0,
+            now_ns: 0,
             outstanding: 0,
             epoch,
             quiet: epoch,
@@ -205,6 +217,7 @@ impl<S: Store> ClientEngine<S> {
             entry: 0,
             demand_owed: false,
             barred: false,
+            ring_at: geometry.ring(conn.connection),
             ring_next: 1,
             sq: SendQueue::new(limits.sq_depth),
             sq_before: SendQueue::new(limits.sq_depth),
@@ -245,17 +258,6 @@ impl<S: Store> ClientEngine<S> {
             || (self.state == ClientState::Process && self.geometry.mapping() == Mapping::Virtual)
     }
 
-    /// The word in exposed memory that is waited for, and its value once the next message is there. A
-    /// caller with many connections looks at this before it bothers to [`poll`](Self::poll).
-    #[inline]
-    pub fn awaited(&self) -> (usize, u64) {
-        let ring = self.geometry.ring(self.conn.connection);
-        (
-            ring + self.geometry.ring_slot_end(self.ring_next) - 8,
-            wire::last_word(self.conn.owner, self.ring_next),
-        )
-    }
-
     /// True if [`next_write`](Self::next_write) may have something to post, without any news first.
     #[inline]
     pub fn wants_to_post(&self) -> bool {
@@ -275,12 +277,25 @@ impl<S: Store> ClientEngine<S> {
     /// # Errors
     ///
     /// [`CallError`]; nothing has happened then.
-    #[inline]
+    #[inline(always)]
     pub fn call<M: Memory>(
         &mut self,
         method: u16,
         request: &[u8],
         tag: u64,
+        private: &M,
+    ) -> Result<u64, CallError> {
+        self.accept(method, request, tag, None, private)
+    }
+
+    /// `budget`: the extension of its request, and when it is used up.
+    #[inline(always)]
+    fn accept<M: Memory>(
+        &mut self,
+        method: u16,
+        request: &[u8],
+        tag: u64,
+        budget: Option<(Ext, u64)>,
         private: &M,
     ) -> Result<u64, CallError> {
         if self.state == ClientState::Lost {
@@ -300,13 +315,14 @@ impl<S: Store> ClientEngine<S> {
         // be outstanding.
         debug_assert!(number <= self.answered_max + u64::from(window));
         let slot = self.free_record().ok_or(CallError::WindowFull)?;
+        let flags = budget.map_or(0, |_| FLAG_EXT);
         let head = Head {
             len: request.len() as u32,
             tag: method,
-            flags: 0,
+            flags,
             slot: slot | (number as u32) << 16,
         };
-        let span = wire::span(request.len(), 0);
+        let span = wire::span(request.len(), flags);
         let start = self.geometry.request_slot(self.conn.connection, slot);
         private.copy_in(start, request);
         let placement = self.limits.placement;
@@ -315,7 +331,7 @@ impl<S: Store> ClientEngine<S> {
             start + span,
             self.conn.owner,
             head,
-            None,
+            budget.map(|(ext, _)| ext),
             number,
             placement,
         );
@@ -326,6 +342,7 @@ impl<S: Store> ClientEngine<S> {
             sequence: None,
             state: RecordState::Outstanding,
             cancelled: false,
+            deadline_ns: budget.map(|(_, deadline_ns)| deadline_ns),
         };
         self.order[(number & u64::from(window - 1)) as usize] = slot;
         self.next_call += 1;
@@ -352,20 +369,28 @@ impl<S: Store> ClientEngine<S> {
         record.state == RecordState::Free
     }
 
-    /// The answer to a call is not wanted any more. The call itself may run all the same, and its place
-    /// in the window is taken until the server has answered.
-    ///
-    /// False if the call is not outstanding.
-    pub fn cancel(&mut self, number: u64) -> bool {
-        let found = self.calls.iter_mut().find(|record| {
-            record.number == number && record.state == RecordState::Outstanding && !record.cancelled
-        });
-        if let Some(record) = found {
-            record.cancelled = true;
-            self.counters.cancelled += 1;
-            return true;
+    /// As [`next_write`](Self::next_write), where that is a request that is written straight into the zone: nearly
+    /// always. `None` says nothing: there may be something to post all the same.
+    #[inline(always)]
+    pub fn next_direct<M: Memory>(&mut self, private: &M) -> Option<WriteWr> {
+        let direct = self.state == ClientState::Process
+            && !self.demand_owed
+            && self.sent + 1 < self.next_call
+            && self.sent >= self.amended_max;
+        if !direct {
+            return None;
         }
-        false
+        self.sq_before = self.sq;
+        self.write_block(private)
+    }
+
+    /// Where the request ends, in the server's memory, that is [`WRITE_AHEAD`] after the last one, if it is written straight
+    /// into the zone; `None` where the window is so small that the server may be at that block.
+    #[inline(always)]
+    pub fn later_target(&self) -> Option<usize> {
+        let later = self.sent + WRITE_AHEAD;
+        let end = self.geometry.block_end(self.pool, self.zone, later);
+        (u64::from(self.geometry.window()) > 2 * WRITE_AHEAD).then_some(end)
     }
 
     /// The next WRITE to post, if there is one. If the back end refuses it because the tenancy was
@@ -383,7 +408,7 @@ impl<S: Store> ClientEngine<S> {
             return self.write_demand(private);
         }
         match self.state {
-            ClientState::Process if self.sent + 1 < self.next_call => self.write_block(),
+            ClientState::Process if self.sent + 1 < self.next_call => self.write_block(private),
             ClientState::Idle if self.sent + 1 < self.next_call => {
                 self.write_entry(exposed, private)
             }
@@ -393,13 +418,20 @@ impl<S: Store> ClientEngine<S> {
     }
 
     /// State Process: the next parked request, straight into the zone.
-    #[inline]
-    fn write_block(&mut self) -> Option<WriteWr> {
+    #[inline(always)]
+    fn write_block<M: Memory>(&mut self, private: &M) -> Option<WriteWr> {
         if self.barred || !self.sq.has_room(1) {
             return None;
         }
         let number = self.sent + 1;
         let slot = self.slot_of(number);
+        let local = self.geometry.request_slot(self.conn.connection, slot);
+        if number <= self.amended_max {
+            // Its slot was not the source of a WRITE: one that comes back at a switch is staged.
+            debug_assert!(self.calls[slot as usize].sequence.is_none());
+            let end = local + self.calls[slot as usize].span as usize;
+            self.amend(number, private, end, private);
+        }
         let inline = self.calls[slot as usize].span as usize <= self.limits.inline_max;
         let want_signal = !inline && self.signal_now(number);
         let (sequence, signaled) = self.sq.post(want_signal);
@@ -410,7 +442,7 @@ impl<S: Store> ClientEngine<S> {
         self.counters.direct_writes += 1;
         Some(WriteWr {
             connection: self.conn.connection,
-            local: self.geometry.request_slot(self.conn.connection, slot),
+            local,
             remote: self.geometry.block_end(self.pool, self.zone, number) - len,
             len,
             epoch: (self.geometry.mapping() == Mapping::Virtual).then_some(self.epoch),
@@ -440,6 +472,7 @@ impl<S: Store> ClientEngine<S> {
     }
 
     /// State Idle: stages all parked requests, and writes the endpoint entry.
+    #[inline(never)]
     fn write_entry<M: Memory>(&mut self, exposed: &M, private: &M) -> Option<WriteWr> {
         if !self.sq.has_room(2) || !self.words_free() {
             return None;
@@ -456,6 +489,9 @@ impl<S: Store> ClientEngine<S> {
             let len = self.calls[slot as usize].span as usize;
             let from = self.geometry.request_slot(self.conn.connection, slot);
             exposed.copy_from(end - len, private, from, len);
+            if number <= self.amended_max {
+                self.amend(number, exposed, end, private);
+            }
         }
         let image = self.geometry.entry_image(self.conn.connection);
         self.entry += 1;
@@ -484,6 +520,7 @@ impl<S: Store> ClientEngine<S> {
     }
 
     /// After the entry: the byte that tells the server to look at it.
+    #[inline(never)]
     fn write_demand<M: Memory>(&mut self, private: &M) -> Option<WriteWr> {
         if !self.sq.has_room(1) {
             return None;
@@ -496,6 +533,7 @@ impl<S: Store> ClientEngine<S> {
     }
 
     /// State Idle, nothing to send: only the word that says that the last tenancy is quiet.
+    #[inline(never)]
     fn write_quiet<M: Memory>(&mut self, private: &M) -> Option<WriteWr> {
         if !self.sq.has_room(1) || !self.words_free() {
             return None;

@@ -4,9 +4,11 @@ use super::{ClientEngine, ClientState, RecordState};
 use crate::geometry::Mapping;
 use crate::memory::Memory;
 use crate::mutant::{self, Bug};
+use crate::post::READ_AHEAD;
 use crate::store::Store;
 use crate::wire::{
-    self, Ext, FLAG_ACTIVATE, FLAG_CONTROL, FLAG_SWITCH, Message, Status, Violation,
+    self, Ext, FLAG_ACTIVATE, FLAG_CANCELLED, FLAG_CONTROL, FLAG_SWITCH, Head, Message, Status,
+    Violation,
 };
 
 /// The answer to a call.
@@ -39,6 +41,23 @@ pub struct Failed {
 }
 
 impl<S: Store> ClientEngine<S> {
+    /// The word in exposed memory that is waited for, and its value once the next message is there. A
+    /// caller with many connections looks at this before it bothers to [`poll`](Self::poll).
+    #[inline]
+    pub fn awaited(&self) -> (usize, u64) {
+        (
+            self.ring_at + self.geometry.ring_slot_end(self.ring_next) - 8,
+            wire::last_word(self.conn.owner, self.ring_next),
+        )
+    }
+
+    /// Where the message ends that is [`READ_AHEAD`] after the one that was taken last.
+    #[inline(always)]
+    pub fn later_source(&self) -> usize {
+        let later = self.ring_next + READ_AHEAD - 1;
+        self.ring_at + self.geometry.ring_slot_end(later)
+    }
+
     /// Takes the next message of the response ring, and messages without an answer before it.
     ///
     /// # Errors
@@ -46,6 +65,31 @@ impl<S: Store> ClientEngine<S> {
     /// A [`Violation`] by the server; the connection is lost then.
     #[inline]
     pub fn poll<M: Memory>(&mut self, exposed: &M) -> Result<Option<Answer>, Violation> {
+        match self.poll_plain(exposed) {
+            Some(answer) => Ok(Some(answer)),
+            None => self.poll_any(exposed),
+        }
+    }
+
+    /// As [`poll`](Self::poll), for nearly every message: an answer that says nothing else. `None` says nothing: there
+    /// may be a message all the same.
+    #[inline(always)]
+    pub fn poll_plain<M: Memory>(&mut self, exposed: &M) -> Option<Answer> {
+        let end = self.ring_at + self.geometry.ring_slot_end(self.ring_next);
+        let len_max = self.geometry.config().response_max_bytes;
+        let (owner, position) = (self.conn.owner, self.ring_next);
+        let (head, payload_at) =
+            wire::observe_plain(exposed, end, len_max, owner, position, self.placement())?;
+        let record = self.record(head.slot)?;
+        if self.state == ClientState::Lost || self.calls[record].cancelled {
+            return None;
+        }
+        self.ring_next += 1;
+        self.answered_max = self.answered_max.max(self.calls[record].number);
+        self.end(record, head, payload_at)
+    }
+
+    fn poll_any<M: Memory>(&mut self, exposed: &M) -> Result<Option<Answer>, Violation> {
         while self.state != ClientState::Lost {
             let Some(message) = self.look(exposed)? else {
                 break;
@@ -62,10 +106,8 @@ impl<S: Store> ClientEngine<S> {
         Ok(None)
     }
 
-    #[inline]
     fn look<M: Memory>(&mut self, exposed: &M) -> Result<Option<Message>, Violation> {
-        let ring = self.geometry.ring(self.conn.connection);
-        let end = ring + self.geometry.ring_slot_end(self.ring_next);
+        let end = self.ring_at + self.geometry.ring_slot_end(self.ring_next);
         let size = self.geometry.response_block_bytes();
         let owner = self.conn.owner;
         wire::observe(exposed, end, size, owner, self.ring_next, self.placement())
@@ -81,11 +123,17 @@ impl<S: Store> ClientEngine<S> {
         if message.head.len > self.geometry.config().response_max_bytes {
             return Err(Violation::Length);
         }
-        if flags & (FLAG_ACTIVATE | FLAG_SWITCH) != 0 && message.ext.is_none() {
+        let odd = flags & (FLAG_ACTIVATE | FLAG_SWITCH) != 0 && message.ext.is_none();
+        if odd || flags & FLAG_CANCELLED != 0 {
             return Err(Violation::Flags);
         }
         let record = match flags & FLAG_CONTROL {
-            0 => Some(self.answered(message.head.slot)?),
+            0 => {
+                let record = self.record(message.head.slot).ok_or(Violation::Slot)?;
+                // Before the switch event that may come with it, which is held to it.
+                self.answered_max = self.answered_max.max(self.calls[record].number);
+                Some(record)
+            }
             _ => None,
         };
         if flags & FLAG_ACTIVATE != 0 {
@@ -95,25 +143,23 @@ impl<S: Store> ClientEngine<S> {
             self.switch(ext)?;
         }
         // Only now: with an extension that cannot be, the call ends through `take_failed` (rule R1).
-        Ok(record.and_then(|record| self.end(record, &message)))
+        Ok(record.and_then(|record| self.end(record, message.head, message.payload)))
     }
 
-    /// The record of the call that a message answers.
-    fn answered(&mut self, slot: u32) -> Result<usize, Violation> {
+    /// The record of the call that a message answers, if it is outstanding.
+    #[inline(always)]
+    fn record(&self, slot: u32) -> Option<usize> {
         let at = (slot & 0xffff) as usize;
-        let record = self.calls.get(at).ok_or(Violation::Slot)?;
+        let record = self.calls.get(at)?;
         let right = record.state == RecordState::Outstanding
             && record.number as u16 == (slot >> 16) as u16
             && record.number <= self.sent;
-        if !right {
-            return Err(Violation::Slot);
-        }
-        self.answered_max = self.answered_max.max(record.number);
-        Ok(at)
+        right.then_some(at)
     }
 
     /// The call ends with this answer.
-    fn end(&mut self, record: usize, message: &Message) -> Option<Answer> {
+    #[inline(always)]
+    fn end(&mut self, record: usize, head: Head, payload_at: usize) -> Option<Answer> {
         let record = &mut self.calls[record];
         record.state = RecordState::Held;
         self.outstanding -= 1;
@@ -124,9 +170,9 @@ impl<S: Store> ClientEngine<S> {
         Some(Answer {
             call: record.number,
             tag: record.tag,
-            status: Status(message.head.tag),
-            payload_at: message.payload,
-            payload_len: message.head.len as usize,
+            status: Status(head.tag),
+            payload_at,
+            payload_len: head.len as usize,
         })
     }
 

@@ -1,14 +1,18 @@
 //! What goes in and out of the engine.
 
 use super::priority::Grouping;
+use super::slice::AdaptiveSlice;
 use crate::post::{ReadWr, WriteWr};
 use crate::wire::{Placement, Violation};
 
 /// What a server may be tuned with. Times are in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServerConfig {
-    /// How long a group is served while others wait. The paper's evaluation uses 100 us.
+    /// How long a group is served while others wait; with `adaptive_slice`, at first. The paper's evaluation uses
+    /// 100 us.
     pub time_slice_ns: u64,
+    /// Slices follow what a switch costs.
+    pub adaptive_slice: Option<AdaptiveSlice>,
     /// A group from which nothing has come for this long yields to one that is ready, before its
     /// slice is over.
     pub idle_switch_ns: u64,
@@ -16,23 +20,35 @@ pub struct ServerConfig {
     /// the back end can do that.
     pub revoke_after_ns: u64,
     /// Where it cannot, a client that has not answered for this long is fenced, which ends its
-    /// connection.
+    /// connection. If it was told only for the sake of rest, the time begins when somebody lacks a zone.
     pub fence_after_ns: u64,
+    /// When nothing has come from the group that is served for this long, and no other has demand, it is drained all
+    /// the same, so that the server [rests](super::ServerEngine::rests) and its caller may sleep. `None`: never.
+    pub rest_after_ns: Option<u64>,
     /// Most calls that are taken from one connection before the next one is looked at, at least 1.
     pub burst: u32,
     /// How connections are put into groups.
     pub grouping: Grouping,
+    /// A [`Scheduler`](crate::Scheduler) says whose turn it is, for this engine and others like it.
+    pub led: bool,
+    /// Calls that may be in flight, that is handed out and not answered, over all connections. One more is
+    /// answered with [`Status::BUSY`](crate::wire::Status::BUSY), and does not run. A handler that answers at once never has more than one.
+    pub calls_in_flight_max: u32,
 }
 
 impl Default for ServerConfig {
     fn default() -> Self {
         Self {
             time_slice_ns: 100_000,
+            adaptive_slice: None,
             idle_switch_ns: 10_000,
             revoke_after_ns: 200_000,
             fence_after_ns: 1_000_000_000,
+            rest_after_ns: None,
             burst: 8,
             grouping: Grouping::Priority,
+            led: false,
+            calls_in_flight_max: u32::MAX,
         }
     }
 }
@@ -72,9 +88,24 @@ pub struct Call {
     /// Offset, in private memory, where the response's payload goes; there is room for the
     /// geometry's `response_max_bytes`.
     pub response_at: usize,
+    /// When its budget is used up, on the caller's clock; `u64::MAX`: it has none. Who runs it later looks at this
+    /// first, and answers with [`Status::DEADLINE_EXCEEDED`](crate::wire::Status::DEADLINE_EXCEEDED) if nobody waits any more.
+    pub deadline_ns: u64,
     pub(super) generation: u16,
     pub(super) client_slot: u32,
     pub(super) send_slot: u32,
+}
+
+/// What [`next_quick`](super::ServerEngine::next_quick) has found.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "a call that is not run is lost"]
+pub enum Quick {
+    /// Run the handler.
+    Call(Call),
+    /// Nothing now, as [`Action::Idle`].
+    Idle,
+    /// Something else: [`next_other`](super::ServerEngine::next_other) says what.
+    Other,
 }
 
 /// What is to be done next.
@@ -105,55 +136,4 @@ pub enum Action {
     },
     /// Nothing now. A round is over: let others have the core, and come back.
     Idle,
-}
-
-/// What happened so far. All numbers only grow, except for the gauges at the end.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
-    /// Requests taken.
-    pub calls: u64,
-    /// Of those, the ones that came by a WRITE straight into the pool.
-    pub direct_writes: u64,
-    /// Of those, the ones that were fetched from a staging area.
-    pub staged_calls: u64,
-    /// READs of staged batches.
-    pub warmup_reads: u64,
-    /// Slices begun: at a switch, and when a group goes on because no other has demand.
-    pub slices: u64,
-    /// Context switches: a pool was taken from one group and the other pool given to the next.
-    pub switches: u64,
-    /// Switch events that rode on a response.
-    pub switch_events_ridden: u64,
-    /// Switch events that took a WRITE of their own.
-    pub switch_events_extra: u64,
-    /// Zones that entered quarantine.
-    pub quarantined_zones: u64,
-    /// Zones that a quiet message freed.
-    pub zones_quiet: u64,
-    /// Zones that a revocation freed.
-    pub zones_revoked: u64,
-    /// Zones that came back because their client was gone.
-    pub zones_fenced: u64,
-    /// Connections opened.
-    pub opened: u64,
-    /// Connections that ended.
-    pub gone: u64,
-    /// Connections that were ended because of what the peer sent.
-    pub violations: u64,
-    /// Connections that were ended because a work request failed, or the deadline for a fence had come.
-    pub failures: u64,
-    /// Connections served in another group's slice, because their fetch outlasted their own.
-    pub guests: u64,
-    /// Connections moved to a group of their class.
-    pub moves: u64,
-    /// Groups merged.
-    pub merges: u64,
-    /// Looks at a connection that were in vain because its send queue or the send area was full.
-    pub stalls: u64,
-    /// Gauge: connections open.
-    pub connections: u64,
-    /// Gauge: groups with members.
-    pub groups: u64,
-    /// Gauge: zones in quarantine.
-    pub quarantined_now: u64,
 }

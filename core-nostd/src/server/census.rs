@@ -18,9 +18,12 @@ pub struct Census {
     pub slots_held_max: u32,
     /// Calls of connections that are not being closed that were handed out and not answered.
     pub answers_owed: u32,
+    /// Connections that wait for a zone.
+    pub waiting: u32,
     /// The group that is served is being told that its slice is over.
     pub draining: bool,
-    /// The earliest time at which a zone now in quarantine was put there, or was to be revoked.
+    /// The earliest time at which a zone now in quarantine was put there, or was to be revoked; without those whose tenants
+    /// were told for the sake of rest, as long as nobody lacks a zone.
     pub quarantined_since_ns: Option<u64>,
 }
 
@@ -44,6 +47,8 @@ pub struct ZoneView {
 pub struct PoolView {
     /// It is the pool that is processed; else it is the one in warmup.
     pub processing: bool,
+    /// The group that has it, unless it is nobody's.
+    pub group: Option<u32>,
     /// Its tenancy, unless it is nobody's.
     pub epoch: Option<u64>,
     /// Connections of that tenancy whose batch was fetched.
@@ -72,6 +77,7 @@ impl<S: Store> ServerEngine<S> {
         let tenancy = self.tenancies.get(pool as usize)?;
         Some(PoolView {
             processing: pool == self.processing,
+            group: (tenancy.group != NONE).then_some(tenancy.group),
             epoch: (tenancy.group != NONE).then_some(tenancy.epoch),
             active: tenancy.active,
             fetching: tenancy.fetching,
@@ -100,8 +106,9 @@ impl<S: Store> ServerEngine<S> {
         if self.geometry.mapping() == Mapping::Virtual {
             self.count_zones(&mut census)?;
             self.count_served()?;
-            self.count_waiting()?;
+            census.waiting = self.count_waiting()?;
             self.count_members()?;
+            self.count_observed()?;
         }
         Ok(census)
     }
@@ -147,7 +154,7 @@ impl<S: Store> ServerEngine<S> {
                 }
                 ZoneState::Quarantined => {
                     quarantined += 1;
-                    if conn.state == ConnState::Leaving {
+                    if conn.state == ConnState::Leaving && !zone.spared {
                         let since_ns = census.quarantined_since_ns.unwrap_or(u64::MAX);
                         census.quarantined_since_ns = Some(since_ns.min(zone.since_ns));
                     }
@@ -218,7 +225,7 @@ impl<S: Store> ServerEngine<S> {
                     return Err("a connection is a member of two groups");
                 }
                 len += 1;
-                misfits += u32::from(member.rating.class != group.class);
+                misfits += u32::from(member.rating.is_misfit(group));
                 at = member.next;
             }
             if len != group.len || misfits != group.misfits {
@@ -235,7 +242,7 @@ impl<S: Store> ServerEngine<S> {
         }
     }
 
-    fn count_waiting(&self) -> Result<(), &'static str> {
+    fn count_waiting(&self) -> Result<u32, &'static str> {
         let mut listed = 0;
         for (index, group) in (0..).zip(self.memory.groups.iter()) {
             let mut at = group.wait_head;
@@ -256,6 +263,6 @@ impl<S: Store> ServerEngine<S> {
         if waiting.count() != listed {
             return Err("a connection waits, but is in no queue");
         }
-        Ok(())
+        Ok(listed as u32)
     }
 }

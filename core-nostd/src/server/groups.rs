@@ -1,5 +1,6 @@
 //! Groups: who belongs to which, who in them waits, and whose turn is next.
 
+use super::priority::Rating;
 use super::records::{Group, Member, NONE};
 use super::{Queue, ServerEngine};
 use crate::mutant::{self, Bug};
@@ -8,8 +9,8 @@ use crate::store::Store;
 impl<S: Store> ServerEngine<S> {
     /// Puts a new connection into a group that is not full, or into a new one.
     pub(super) fn join_group(&mut self, seat: u32) {
-        let class = self.memory.members[seat as usize].rating.class;
-        let group = self.group_with_room(class).or_else(|| {
+        let Rating { class, beat, .. } = self.memory.members[seat as usize].rating;
+        let group = self.group_with_room(class, beat).or_else(|| {
             // There are more groups than full ones of the default size can be: one is not full.
             let size = self.geometry.group_size();
             let count = self.memory.groups.len() as u32;
@@ -29,7 +30,7 @@ impl<S: Store> ServerEngine<S> {
         record.members = seat;
         self.memory.conns[seat as usize].group = group;
         let member = &mut self.memory.members[seat as usize];
-        record.misfits += u32::from(member.rating.class != record.class);
+        record.misfits += u32::from(member.rating.is_misfit(record));
         member.prev = NONE;
         member.next = next;
         if next != NONE {
@@ -48,7 +49,7 @@ impl<S: Store> ServerEngine<S> {
         }
         let record = &mut self.memory.groups[group as usize];
         record.len -= 1;
-        record.misfits -= u32::from(rating.class != record.class);
+        record.misfits -= u32::from(rating.is_misfit(record));
         if record.len == 0 {
             self.counters.groups -= 1;
         }
@@ -60,6 +61,7 @@ impl<S: Store> ServerEngine<S> {
 
     /// A connection has demand and no zone: it waits in its group, and its group for its turn.
     pub(super) fn wait(&mut self, seat: u32) {
+        self.stir();
         let conn = &mut self.memory.conns[seat as usize];
         debug_assert!(!conn.waiting);
         conn.waiting = true;
@@ -77,11 +79,13 @@ impl<S: Store> ServerEngine<S> {
 
     /// Puts a group that has waiting connections at the end of the queue of groups.
     pub(super) fn queue_group(&mut self, group: u32) {
+        let is_next = self.is_next(group);
         let record = &mut self.memory.groups[group as usize];
-        if record.queued || record.wait_head == NONE {
+        if record.queued || record.wait_head == NONE || is_next {
             return;
         }
         record.queued = true;
+        record.since_ns = self.now_ns;
         record.next = NONE;
         if mutant::is(Bug::LastComeFirstServed) && self.ready.head != NONE {
             record.next = self.ready.head;
@@ -93,6 +97,54 @@ impl<S: Store> ServerEngine<S> {
         match tail {
             NONE => self.ready.head = group,
             tail => self.memory.groups[tail as usize].next = group,
+        }
+    }
+
+    /// Puts a group that was taken from the queue of groups back to where its age belongs.
+    pub(super) fn queue_by_age(&mut self, group: u32) {
+        let Group {
+            queued,
+            wait_head,
+            since_ns,
+            ..
+        } = self.memory.groups[group as usize];
+        if queued || wait_head == NONE {
+            return;
+        }
+        let (mut prev, mut at) = (NONE, self.ready.head);
+        while at != NONE && self.memory.groups[at as usize].since_ns <= since_ns {
+            (prev, at) = (at, self.memory.groups[at as usize].next);
+        }
+        let record = &mut self.memory.groups[group as usize];
+        record.queued = true;
+        record.next = at;
+        match prev {
+            NONE => self.ready.head = group,
+            prev => self.memory.groups[prev as usize].next = group,
+        }
+        if at == NONE {
+            self.ready.tail = group;
+        }
+    }
+
+    /// Takes a group out of the queue of groups, if it is there.
+    pub(super) fn unqueue(&mut self, group: u32) {
+        if !self.memory.groups[group as usize].queued {
+            return;
+        }
+        let (mut prev, mut at) = (NONE, self.ready.head);
+        while at != NONE && at != group {
+            (prev, at) = (at, self.memory.groups[at as usize].next);
+        }
+        let record = &mut self.memory.groups[group as usize];
+        record.queued = false;
+        let next = record.next;
+        if self.ready.tail == group {
+            self.ready.tail = prev;
+        }
+        match prev {
+            NONE => self.ready.head = next,
+            prev => self.memory.groups[prev as usize].next = next,
         }
     }
 
@@ -165,12 +217,14 @@ impl<S: Store> ServerEngine<S> {
         if !self.may_merge(from) {
             return;
         }
-        let Group { len, class, .. } = self.memory.groups[from as usize];
+        let Group {
+            len, class, beat, ..
+        } = self.memory.groups[from as usize];
         let size = class.group_size(self.geometry.group_size());
         let into = (0..count).find(|&into| {
             let other = &self.memory.groups[into as usize];
             let fits = other.len > 0 && other.len + len <= size + size / 2;
-            into != from && other.class == class && fits
+            into != from && other.class == class && other.beat == beat && fits
         });
         if let Some(into) = into {
             while self.memory.groups[from as usize].len > 0 {

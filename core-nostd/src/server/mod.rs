@@ -11,32 +11,47 @@
 //! [`Action::Idle`], posting what it asks for and running the handler for each [`Action::Call`];
 //! completions and news about connections go in between.
 
+mod admission;
 mod api;
+mod beats;
 mod census;
+mod counters;
+mod defer;
 mod groups;
+mod led;
+mod life;
+mod observe;
 mod priority;
 mod quarantine;
 mod records;
+mod rest;
 mod schedule;
 mod serve;
+mod slice;
 
-pub use api::{Action, Call, Counters, OpenConn, ServerConfig};
+pub use admission::Limit;
+pub use api::{Action, Call, OpenConn, Quick, ServerConfig};
 pub use census::{Census, PoolView, ZoneView};
+pub use counters::Counters;
+pub use defer::{Deferred, Resumed};
+pub use observe::{ConnView, GroupView, Histograms, QuarantineView};
 pub use priority::{AVERAGED, Class, ENTER_OCTAVES, Grouping, LEAVE_OCTAVES, Priority};
 pub use quarantine::REVOKE_BACKOFF_MAX;
 pub use records::{
     Active, Conn, ConnState, Group, Member, SendSlot, ServerMemory, ServerSizes, Zone, ZoneState,
 };
+pub use slice::AdaptiveSlice;
 
-use crate::geometry::{Geometry, Mapping};
+use crate::geometry::Geometry;
 use crate::memory::Memory;
-use crate::mutant::{self, Bug};
-use crate::post::{Completion, Limits, SendQueue, WcStatus, WrKind};
+use crate::post::{Completion, Limits, WcStatus, WrKind};
 use crate::store::Store;
-use crate::wire::{self, Violation};
+use crate::wire;
+use observe::Observed;
 use priority::SCORES;
 use records::NONE;
 use schedule::Step;
+use slice::Slice;
 
 /// Of a slice, one such part is the most that is charged for the time between two actions.
 const SLICE_PARTS: u64 = 4;
@@ -88,12 +103,18 @@ pub struct ServerEngine<S: Store> {
     /// The pool that is being processed; the other one is in warmup.
     processing: u32,
     last_epoch: u64,
+    slice: Slice,
     slice_left_ns: u64,
-    /// Time since a request was last taken.
+    /// Time in rounds without a request, since one was last taken. However long a round with requests takes, its
+    /// group is not idle.
     idle_ns: u64,
     now_ns: u64,
     /// The processing pool's group is being told that its slice is over.
     draining: bool,
+    /// Nobody else wants its place: it is told so that the server may rest.
+    draining_to_rest: bool,
+    /// Some tenants are spared a fence until somebody lacks a zone.
+    spares: bool,
     /// Calls that the connection now being drained may still have taken.
     drain_budget: u32,
     /// How long the drain has lasted.
@@ -102,12 +123,18 @@ pub struct ServerEngine<S: Store> {
     round_calls: u32,
     /// Calls handed out since time was last told.
     calls_since: u32,
+    /// Calls handed out and not answered.
+    in_flight: u32,
+    /// Since the last turn a call was taken, or could not be, or somebody joined: it is too early to rest.
+    unsettled: bool,
     looks_left: usize,
     cursor: usize,
     visits_left: usize,
     burst_left: u32,
     calls_left: u32,
     step: Step,
+    /// Until then there is nothing to do but to serve, unless something happens: see `next_house_ns`.
+    house_at_ns: u64,
     scan_at: u32,
     scanned_ns: u64,
     /// The connection whose batch takes more READs, or NONE.
@@ -124,8 +151,12 @@ pub struct ServerEngine<S: Store> {
     scores: [u32; SCORES],
     rated: u32,
     median: Option<u8>,
-    /// A tick has 2^this nanoseconds: at most a slice, and more than half of one.
+    /// Slices keep step with other servers'.
+    together: Option<beats::Together>,
+    /// A tick has 2^this nanoseconds: at most the shortest slice, and more than half of it.
     tick_shift: u32,
+    led: led::Led,
+    observed: Observed,
 }
 
 impl<S: Store> ServerEngine<S> {
@@ -140,6 +171,7 @@ impl<S: Store> ServerEngine<S> {
         mut memory: ServerMemory<S>,
     ) -> Option<Self> {
         config.burst = config.burst.max(1);
+        let slice = Slice::new(config.time_slice_ns, config.adaptive_slice);
         let sizes = ServerSizes::of(&geometry);
         let lengths_fit = memory.conns.len() == sizes.seats
             && memory.members.len() == sizes.seats
@@ -184,20 +216,26 @@ impl<S: Store> ServerEngine<S> {
             quarantine_cursor: 0,
             processing: 0,
             last_epoch: 0,
+            slice,
             slice_left_ns: 0,
             idle_ns: 0,
             now_ns: 0,
             draining: false,
+            draining_to_rest: false,
+            spares: false,
             drain_budget: 0,
             drained_ns: 0,
             round_calls: serve::ROUND_CALLS,
             calls_since: 0,
+            in_flight: 0,
+            unsettled: false,
             looks_left: 0,
             cursor: 0,
             visits_left: 0,
             burst_left: config.burst,
             calls_left: 0,
             step: Step::Scan,
+            house_at_ns: 0,
             scan_at: 0,
             scanned_ns: 0,
             fetch_seat: NONE,
@@ -209,7 +247,10 @@ impl<S: Store> ServerEngine<S> {
             scores: [0; SCORES],
             rated: 0,
             median: None,
-            tick_shift: config.time_slice_ns.max(1).ilog2(),
+            together: None,
+            tick_shift: slice.min_ns().max(1).ilog2(),
+            led: led::Led::NEW,
+            observed: Observed::default(),
         })
     }
 
@@ -240,7 +281,8 @@ impl<S: Store> ServerEngine<S> {
     /// Longest time for which a connection with demand waits before its group is served, if `groups`
     /// groups have demand and a handler takes at most `handler_ns` (rule R8): every group before it
     /// has a slice; the round in which that ends; and one drain, in which each of its zones gives at
-    /// most a window of calls. Before that its demand is found, in one pass over the demand map.
+    /// most a window of calls. With a common clock, a rotation's beats of groups may go before each of these groups, and
+    /// slices may last for more than two beats. Before that its demand is found, in one pass over the demand map.
     pub fn wait_bound_ns(&self, groups: u32, handler_ns: u64) -> u64 {
         let zones = u64::from(self.geometry.zones());
         let round = zones.saturating_mul(self.config.burst.into());
@@ -249,66 +291,14 @@ impl<S: Store> ServerEngine<S> {
             // The round in which the demand is found.
             + u64::from(serve::ROUND_CALLS);
         let slice_ns = match self.config.grouping {
-            Grouping::Priority => Class::High.slice_ns(self.config.time_slice_ns),
-            Grouping::Arrival => self.config.time_slice_ns,
+            Grouping::Priority => Class::High.slice_ns(self.slice.max_ns()),
+            Grouping::Arrival => self.slice.max_ns(),
         };
+        let (turns, slice_ns) = self.common_bound(slice_ns);
         let turn = slice_ns.saturating_add(calls.saturating_mul(handler_ns));
         turn.saturating_mul(groups.into())
+            .saturating_mul(turns)
             .saturating_add(self.scan_bound_ns())
-    }
-
-    /// A client has connected.
-    ///
-    /// False, and nothing happens, if the seat is taken or does not exist.
-    pub fn open(&mut self, open: OpenConn) -> bool {
-        let depth = self.limits.sq_depth;
-        let Some(conn) = self.memory.conns.get_mut(open.seat as usize) else {
-            return false;
-        };
-        if conn.state != ConnState::Free {
-            return false;
-        }
-        *conn = Conn {
-            owner: open.owner,
-            ring_at: open.ring_at,
-            staging_at: open.staging_at,
-            placement: open.placement,
-            sq: SendQueue::new(depth),
-            state: ConnState::Idle,
-            generation: conn.generation.wrapping_add(1),
-            ..Conn::default()
-        };
-        self.memory.demand_seen[open.seat as usize] = 0;
-        self.counters.opened += 1;
-        self.counters.connections += 1;
-        match self.geometry.mapping() {
-            Mapping::Virtual => {
-                self.memory.members[open.seat as usize] = Member::new(self.tick());
-                self.join_group(open.seat);
-            }
-            Mapping::Static => self.map_for_life(open.seat),
-        }
-        true
-    }
-
-    /// Static mapping: the zone with the seat's number belongs to the connection while it lives.
-    fn map_for_life(&mut self, seat: u32) {
-        let conn = &mut self.memory.conns[seat as usize];
-        conn.zone = seat;
-        conn.state = ConnState::Active;
-        conn.told_zone = true;
-        let tenancy = &mut self.tenancies[0];
-        tenancy.group = 0;
-        tenancy.epoch = 1;
-        let at = tenancy.active;
-        tenancy.active += 1;
-        self.memory.zones[seat as usize] = Zone {
-            conn: seat,
-            state: ZoneState::Mapped,
-            epoch: 1,
-            ..Zone::default()
-        };
-        self.memory.active[at] = self.awaiting(seat);
     }
 
     /// What is awaited from a connection that has a zone.
@@ -332,136 +322,6 @@ impl<S: Store> ServerEngine<S> {
             (0, zone)
         } else {
             (1, zone - zones)
-        }
-    }
-
-    /// The connection is down and fenced, and all its completions have been given. Its seat is free
-    /// when this returns, and its zone may be given out again.
-    pub fn gone(&mut self, seat: u32) {
-        let Some(conn) = self.memory.conns.get(seat as usize) else {
-            return;
-        };
-        if conn.state == ConnState::Free {
-            return;
-        }
-        let (zone, sq_sequence) = (conn.zone, conn.sq.last());
-        self.detach(seat);
-        if !mutant::is(Bug::SendSlotLost) {
-            self.retire(seat, sq_sequence);
-        }
-        if zone != NONE {
-            self.counters.zones_fenced += 1;
-            match self.geometry.mapping() {
-                Mapping::Virtual => self.free_zone(zone),
-                Mapping::Static => self.memory.zones[zone as usize].state = ZoneState::Free,
-            }
-        }
-        if self.geometry.mapping() == Mapping::Virtual {
-            self.unrate(seat);
-            self.leave_group(seat);
-        }
-        let conn = &mut self.memory.conns[seat as usize];
-        *conn = Conn {
-            generation: conn.generation,
-            ..Conn::default()
-        };
-        self.counters.gone += 1;
-        self.counters.connections -= 1;
-    }
-
-    /// Takes a connection out of every list that would have it served.
-    fn detach(&mut self, seat: u32) {
-        let conn = &self.memory.conns[seat as usize];
-        let (state, zone, waiting) = (conn.state, conn.zone, conn.waiting);
-        if waiting {
-            self.unwait(seat);
-        }
-        if state == ConnState::Active {
-            self.deactivate(seat, self.place(zone).0);
-        }
-        if state == ConnState::Fetching {
-            if self.in_tenancy(zone) {
-                self.tenancies[self.place(zone).0 as usize].fetching -= 1;
-            }
-            if self.fetch_seat == seat {
-                self.fetch_seat = NONE;
-            }
-        }
-        if state == ConnState::Closing {
-            self.unlink_closing(seat);
-        }
-    }
-
-    /// Removes a connection from the list of those that are served in `pool`.
-    fn deactivate(&mut self, seat: u32, pool: u32) {
-        let first = pool as usize * self.geometry.zones() as usize;
-        let tenancy = &mut self.tenancies[pool as usize];
-        let list = &mut self.memory.active[first..first + tenancy.active];
-        if let Some(at) = list.iter().position(|other| other.seat == seat) {
-            // The last one may be in the middle of its drain, and the cursor at any: both keep their place.
-            list[at..].rotate_left(1);
-            tenancy.active -= 1;
-            let was_last = at == tenancy.active;
-            if pool == self.processing {
-                self.cursor -= usize::from(at < self.cursor);
-                if was_last {
-                    self.drain_budget = self.drain_calls();
-                }
-            }
-        }
-    }
-
-    /// Ends a connection: it is served no more, and the caller is asked to fence it.
-    fn close(&mut self, seat: u32) {
-        self.detach(seat);
-        let conn = &mut self.memory.conns[seat as usize];
-        conn.state = ConnState::Closing;
-        conn.next = NONE;
-        let zone = conn.zone;
-        if mutant::is(Bug::FenceNotAwaited) && zone != NONE && self.geometry.pools() > 1 {
-            self.free_zone(zone);
-        }
-        let tail = self.closing.tail;
-        self.closing.tail = seat;
-        match tail {
-            NONE => self.closing.head = seat,
-            tail => self.memory.conns[tail as usize].next = seat,
-        }
-    }
-
-    fn unlink_closing(&mut self, seat: u32) {
-        let (mut prev, mut at) = (NONE, self.closing.head);
-        while at != NONE {
-            let next = self.memory.conns[at as usize].next;
-            if at == seat {
-                match prev {
-                    NONE => self.closing.head = next,
-                    prev => self.memory.conns[prev as usize].next = next,
-                }
-                if self.closing.tail == seat {
-                    self.closing.tail = prev;
-                }
-                return;
-            }
-            (prev, at) = (at, next);
-        }
-    }
-
-    /// The peer broke the protocol: it is evicted, and it alone (rule R12).
-    fn evict(&mut self, seat: u32, why: Violation) {
-        self.counters.violations += 1;
-        self.close(seat);
-        self.memory.conns[seat as usize].violation = Some(why);
-    }
-
-    /// Something about the connection failed at this end: a post that the back end refused.
-    pub fn failed(&mut self, seat: u32) {
-        let Some(conn) = self.memory.conns.get(seat as usize) else {
-            return;
-        };
-        if !matches!(conn.state, ConnState::Free | ConnState::Closing) {
-            self.counters.failures += 1;
-            self.close(seat);
         }
     }
 
@@ -512,17 +372,21 @@ impl<S: Store> ServerEngine<S> {
             return;
         }
         let passed_ns = now_ns.saturating_sub(self.now_ns);
-        let part_ns = self.config.time_slice_ns / SLICE_PARTS + 1;
+        let part_ns = self.slice.ns / SLICE_PARTS + 1;
         let charged_ns = match self.calls_since {
-            0 => passed_ns.min(part_ns),
+            0 => {
+                let charged_ns = passed_ns.min(part_ns);
+                self.idle_ns = self.idle_ns.saturating_add(charged_ns);
+                charged_ns
+            }
             calls => {
                 self.adapt_round(calls, passed_ns, part_ns);
                 passed_ns
             }
         };
+        self.slice.pass(charged_ns, self.calls_since);
         self.calls_since = 0;
         self.slice_left_ns = self.slice_left_ns.saturating_sub(charged_ns);
-        self.idle_ns = self.idle_ns.saturating_add(charged_ns);
         if self.draining {
             self.drained_ns = self.drained_ns.saturating_add(charged_ns);
         }
@@ -542,7 +406,7 @@ impl<S: Store> ServerEngine<S> {
     /// Calls that a connection may have taken in a drain: a window, but when the drain has lasted a slice,
     /// one.
     fn drain_calls(&self) -> u32 {
-        if self.drained_ns < self.config.time_slice_ns {
+        if self.drained_ns < self.slice.ns {
             self.geometry.window()
         } else {
             1
@@ -550,18 +414,51 @@ impl<S: Store> ServerEngine<S> {
     }
 
     /// The next thing to do; `now_ns` is the time on the caller's monotonic clock.
+    ///
+    /// Who has the four parts apart has calls quicker: [`begin_round`](Self::begin_round), [`next_house`](Self::next_house)
+    /// where that says so, [`next_quick`](Self::next_quick), and [`next_other`](Self::next_other) where that says so.
     #[inline]
     pub fn next_action<M: Memory>(&mut self, now_ns: u64, exposed: &M, private: &M) -> Action {
-        self.pass(now_ns);
-        if self.visits_left == 0 {
-            if let Some(action) = self.house(exposed, private) {
+        if self.begin_round(now_ns) {
+            if let Some(action) = self.next_house(exposed, private) {
                 return action;
             }
+        }
+        match self.next_quick(exposed) {
+            Quick::Call(call) => Action::Call(call),
+            Quick::Idle => Action::Idle,
+            Quick::Other => self.next_other(exposed, private),
+        }
+    }
+
+    /// Time goes on. True if a round begins, and first comes what is not requests.
+    #[inline(always)]
+    pub fn begin_round(&mut self, now_ns: u64) -> bool {
+        self.pass(now_ns);
+        if self.visits_left > 0 {
+            return false;
+        }
+        if self.now_ns >= self.house_at_ns {
+            return true;
+        }
+        self.unsettled = false;
+        self.begin_visits();
+        false
+    }
+
+    /// What comes before requests in a round, if anything is left of that.
+    #[inline]
+    pub fn next_house<M: Memory>(&mut self, exposed: &M, private: &M) -> Option<Action> {
+        let action = self.house(exposed, private);
+        if action.is_none() {
             self.begin_visits();
         }
-        if let Some(action) = self.visit(exposed, private) {
-            return action;
-        }
-        Action::Idle
+        action
+    }
+
+    /// What [`next_quick`](Self::next_quick) leaves.
+    #[inline(never)]
+    pub fn next_other<M: Memory>(&mut self, exposed: &M, private: &M) -> Action {
+        self.visit(exposed, private).unwrap_or(Action::Idle)
     }
 }

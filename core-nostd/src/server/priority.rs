@@ -16,7 +16,8 @@
 //! has ended.
 
 use super::ServerEngine;
-use super::records::{ConnState, NONE};
+use super::beats::OwnBeat;
+use super::records::{ConnState, Group, NONE};
 use crate::mutant::{self, Bug};
 use crate::store::Store;
 
@@ -99,6 +100,9 @@ pub(super) struct Rating {
     score: u8,
     pub(super) class: Class,
     priority: Priority,
+    /// The bucket of the longest wait: see `observe`. (Here there was a byte to spare.)
+    pub(super) worst_wait: u8,
+    pub(super) beat: OwnBeat,
 }
 
 fn saturated(number: u64) -> u32 {
@@ -112,6 +116,11 @@ impl Rating {
             tick,
             ..Self::default()
         }
+    }
+
+    /// It belongs to a group of another class or beat.
+    pub(super) fn is_misfit(&self, group: &Group) -> bool {
+        self.class != group.class || self.beat != group.beat
     }
 
     fn is_rated(&self) -> bool {
@@ -175,10 +184,23 @@ impl<S: Store> ServerEngine<S> {
         true
     }
 
+    /// Fixes the class of a connection, or leaves it to what is measured.
+    pub(super) fn pin(&mut self, seat: u32, class: Option<Class>) -> bool {
+        let member = self.memory.members.get(seat as usize);
+        let priority = member.map(|member| member.rating.priority);
+        priority.is_some_and(|it| self.set_priority(seat, Priority { class, ..it }))
+    }
+
     /// The class of a connection, or `None` if the seat is free.
     pub fn class(&self, seat: u32) -> Option<Class> {
         let conn = self.memory.conns.get(seat as usize)?;
         (conn.state != ConnState::Free).then(|| self.memory.members[seat as usize].rating.class)
+    }
+
+    /// The octave of a connection's priority, once it was measured.
+    pub(super) fn score(&self, seat: u32) -> Option<u8> {
+        let rating = &self.memory.members[seat as usize].rating;
+        rating.is_rated().then_some(rating.score)
     }
 
     /// The class of a group, or what stands for that of none.
@@ -227,12 +249,13 @@ impl<S: Store> ServerEngine<S> {
         if class == rating.class {
             return;
         }
-        let was = core::mem::replace(&mut rating.class, class);
+        let was = *rating;
+        rating.class = class;
         let group = self.memory.conns[seat as usize].group;
         if group != NONE {
             let group = &mut self.memory.groups[group as usize];
-            group.misfits -= u32::from(was != group.class);
-            group.misfits += u32::from(class != group.class);
+            group.misfits -= u32::from(was.is_misfit(group));
+            group.misfits += u32::from(rating.is_misfit(group));
         }
     }
 
@@ -253,18 +276,18 @@ impl<S: Store> ServerEngine<S> {
 
     /// Moves quiet members of a group whose slice has ended to groups of their own class: a few at once.
     pub(super) fn regroup(&mut self, from: u32) {
-        if self.config.grouping == Grouping::Arrival {
-            return;
+        if self.config.grouping == Grouping::Priority {
+            self.find_median();
         }
-        self.find_median();
         let mut seat = self.memory.groups[from as usize].members;
         let mut moves = 0;
         while seat != NONE && moves < MOVES && self.memory.groups[from as usize].misfits > 0 {
             let next = self.memory.members[seat as usize].next;
-            let class = self.memory.members[seat as usize].rating.class;
-            let misfit = class != self.memory.groups[from as usize].class;
-            if misfit && self.is_quiet(seat) {
-                let Some(into) = self.group_with_room(class) else {
+            let Rating { class, beat, .. } = self.memory.members[seat as usize].rating;
+            let group = &self.memory.groups[from as usize];
+            let reclassed = class != group.class && self.config.grouping == Grouping::Priority;
+            if (reclassed || beat != group.beat) && self.is_quiet(seat) {
+                let Some(into) = self.group_with_room(class, beat) else {
                     return;
                 };
                 self.leave_group(seat);
@@ -283,13 +306,14 @@ impl<S: Store> ServerEngine<S> {
         quiet || mutant::is(Bug::MovedWhileWaiting)
     }
 
-    /// A group of this class that is not full, or an empty one, which becomes of this class.
-    pub(super) fn group_with_room(&mut self, class: Class) -> Option<u32> {
+    /// A group of this class and beat that is not full, or an empty one, which becomes that.
+    pub(super) fn group_with_room(&mut self, class: Class, beat: OwnBeat) -> Option<u32> {
         let count = self.memory.groups.len() as u32;
         let size = class.group_size(self.geometry.group_size());
         let has_room = |group: &u32| {
             let group = &self.memory.groups[*group as usize];
-            group.class == class && group.len > 0 && group.len < size
+            let fits = group.class == class && group.beat == beat;
+            fits && group.len > 0 && group.len < size
         };
         // Other groups lose members, so the search goes around; it begins at the last hit.
         let start = self.fill_group[class as usize];
@@ -303,6 +327,7 @@ impl<S: Store> ServerEngine<S> {
                 };
                 let group = (0..count).find(is_empty)?;
                 self.memory.groups[group as usize].class = class;
+                self.memory.groups[group as usize].beat = beat;
                 group
             }
         };

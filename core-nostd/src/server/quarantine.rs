@@ -28,6 +28,7 @@ impl<S: Store> ServerEngine<S> {
             conn: seat,
             state: ZoneState::Mapped,
             epoch: self.tenancies[pool as usize].epoch,
+            since_ns: self.now_ns,
             ..Zone::default()
         };
         self.memory.conns[seat as usize].zone = zone;
@@ -36,6 +37,10 @@ impl<S: Store> ServerEngine<S> {
 
     /// The zone has no writer any more: its connection loses it, and it may be given out.
     pub(super) fn free_zone(&mut self, zone: u32) {
+        self.stir();
+        if self.memory.zones[zone as usize].state == ZoneState::Quarantined {
+            self.note_release(zone);
+        }
         let record = &mut self.memory.zones[zone as usize];
         debug_assert_ne!(record.state, ZoneState::Free);
         if record.state == ZoneState::Quarantined {
@@ -59,13 +64,19 @@ impl<S: Store> ServerEngine<S> {
 
     /// The tenancy of an active connection is over. `told`: its switch event is on its way.
     pub(super) fn quarantine(&mut self, seat: u32, told: bool) {
+        self.stir();
+        let zone = self.memory.conns[seat as usize].zone;
+        // Who can be revoked keeps its connection anyway.
+        let spared = self.draining_to_rest && !self.limits.can_revoke;
+        self.spares |= spared;
         let conn = &mut self.memory.conns[seat as usize];
-        let zone = conn.zone;
         conn.state = ConnState::Leaving;
         let record = &mut self.memory.zones[zone as usize];
         record.state = ZoneState::Quarantined;
         record.event_owed = !told;
+        record.spared = spared;
         record.since_ns = self.now_ns;
+        record.held_ns = self.now_ns;
         conn.told_epoch = record.epoch;
         self.memory.quarantine[self.quarantined] = zone;
         self.quarantined += 1;
@@ -90,6 +101,7 @@ impl<S: Store> ServerEngine<S> {
             let Zone {
                 conn: seat,
                 event_owed,
+                spared,
                 epoch,
                 since_ns,
                 tries,
@@ -136,11 +148,35 @@ impl<S: Store> ServerEngine<S> {
                 return Some(Action::Revoke { seat, epoch });
             }
             let silent = !self.limits.can_revoke && waited_ns >= self.config.fence_after_ns;
-            if silent && !mutant::is(Bug::FenceForgotten) {
+            if silent && !spared && !mutant::is(Bug::FenceForgotten) {
                 self.failed(seat);
             }
         }
         None
+    }
+
+    /// True if somebody could use a zone of this pool, which has a group and no free zone.
+    pub(super) fn lacks_zones(&self, pool: u32) -> bool {
+        let group = self.tenancies[pool as usize].group;
+        // In warmup it is the next group, too, that cannot come before this one has a zone or yields.
+        self.memory.groups[group as usize].wait_head != NONE
+            || (pool != self.processing && self.ready.head != NONE)
+    }
+
+    /// Tenants that were told for the sake of rest have as long to answer as any, from now on.
+    #[cold]
+    pub(super) fn spare_no_more(&mut self) {
+        if !self.spares {
+            return;
+        }
+        self.spares = false;
+        for &zone in &self.memory.quarantine[..self.quarantined] {
+            let record = &mut self.memory.zones[zone as usize];
+            if record.spared {
+                record.spared = false;
+                record.since_ns = self.now_ns;
+            }
+        }
     }
 
     /// The tenancy that [`Action::Revoke`] named is revoked: its zone has no writer any more.

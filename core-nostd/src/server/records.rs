@@ -1,5 +1,7 @@
 //! The fixed records that the server keeps: connections, zones, groups.
 
+use super::admission::Bucket;
+use super::beats::OwnBeat;
 use super::priority::{Class, Rating};
 use crate::mutant::{self, Bug};
 use crate::post::SendQueue;
@@ -72,8 +74,12 @@ pub struct Conn {
     /// Next in the group's queue, or in the list of connections to close.
     pub(super) next: u32,
     pub(super) generation: u16,
+    /// The bucket of its member record counts.
+    pub(super) limited: bool,
     /// Why it is being closed, if the peer is to blame.
     pub(super) violation: Option<Violation>,
+    /// When its demand was seen.
+    pub(super) demand_at: u32,
 }
 
 const _: () = assert!(
@@ -121,7 +127,9 @@ impl Default for Conn {
             tenancy_bytes: 0,
             next: NONE,
             generation: 0,
+            limited: false,
             violation: None,
+            demand_at: 0,
         }
     }
 }
@@ -146,11 +154,15 @@ pub struct Zone {
     pub(super) state: ZoneState,
     /// The switch event could not be sent yet: the send queue was full.
     pub(super) event_owed: bool,
+    /// Its tenant was told only for the sake of rest, and nobody has lacked a zone since: no fence is due.
+    pub(super) spared: bool,
     pub(super) epoch: u64,
     /// Revocations that were asked for.
     pub(super) tries: u8,
-    /// When it entered quarantine, or when the last revocation was tried.
+    /// When it was given out; in quarantine, when it came there, or when the last revocation was tried.
     pub(super) since_ns: u64,
+    /// When it entered quarantine.
+    pub(super) held_ns: u64,
 }
 
 /// A connection that is served, and the word that says that its next call is there: what has to be known
@@ -163,15 +175,25 @@ pub struct Active {
     pub(super) awaited: u64,
 }
 
-/// A connection as a member of its group: what is looked at when a tenancy ends.
+/// What is not looked at for every call: a connection as a member of its group, for when a tenancy ends; and what its
+/// calls are judged by, if they have budgets or limits. One cache line.
 #[derive(Clone, Copy, Debug)]
+#[repr(C, align(64))]
 pub struct Member {
     pub(super) prev: u32,
     pub(super) next: u32,
     /// The low half of the number of the first call that is not part of the rating.
     pub(super) rated_call: u32,
     pub(super) rating: Rating,
+    /// When the last endpoint entry was accepted.
+    pub(super) accepted_ns: u64,
+    pub(super) bucket: Bucket,
 }
+
+const _: () = assert!(
+    size_of::<Member>() == 64,
+    "a member record is one cache line (rule R10)"
+);
 
 impl Member {
     pub(super) fn new(tick: u32) -> Self {
@@ -180,6 +202,8 @@ impl Member {
             next: NONE,
             rated_call: 1,
             rating: Rating::new(tick),
+            accepted_ns: 0,
+            bucket: Bucket::default(),
         }
     }
 }
@@ -194,7 +218,8 @@ impl Default for Member {
 #[derive(Clone, Copy, Debug)]
 pub struct Group {
     pub(super) class: Class,
-    /// Members of another class.
+    pub(super) beat: OwnBeat,
+    /// Members of another class or beat.
     pub(super) misfits: u32,
     pub(super) len: u32,
     pub(super) members: u32,
@@ -204,12 +229,15 @@ pub struct Group {
     /// Next in the queue of groups with demand.
     pub(super) next: u32,
     pub(super) queued: bool,
+    /// Since when it is queued.
+    pub(super) since_ns: u64,
 }
 
 impl Default for Group {
     fn default() -> Self {
         Self {
             class: Class::Normal,
+            beat: OwnBeat::NONE,
             misfits: 0,
             len: 0,
             members: NONE,
@@ -217,6 +245,7 @@ impl Default for Group {
             wait_tail: NONE,
             next: NONE,
             queued: false,
+            since_ns: 0,
         }
     }
 }

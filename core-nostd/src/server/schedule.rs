@@ -28,11 +28,14 @@ pub(super) enum Step {
 
 impl<S: Store> ServerEngine<S> {
     /// Everything but serving requests. `None` when it is done for this round.
+    #[inline(never)]
     pub(super) fn house<M: Memory>(&mut self, exposed: &M, private: &M) -> Option<Action> {
         if self.closing.head != NONE {
             return Some(self.take_closing());
         }
         if self.geometry.mapping() == Mapping::Static {
+            self.unsettled = false;
+            self.house_at_ns = self.now_ns.saturating_add(SCAN_INTERVAL_NS);
             return None;
         }
         loop {
@@ -54,7 +57,9 @@ impl<S: Store> ServerEngine<S> {
                 }
                 Step::Turn => {
                     self.turn();
+                    self.unsettled = false;
                     self.step = Step::Scan;
+                    self.house_at_ns = self.next_house_ns();
                     return None;
                 }
             };
@@ -63,6 +68,56 @@ impl<S: Store> ServerEngine<S> {
             }
             self.step = next;
         }
+    }
+
+    /// Until when rounds may go by in which nothing but requests is looked at: 0 if the next one may not. So a served
+    /// call does not pay for what a round finds only now and then.
+    ///
+    /// What else happens than that time passes sets `house_at_ns` to 0: [`ServerEngine::stir`].
+    fn next_house_ns(&self) -> u64 {
+        let current = &self.tenancies[self.processing as usize];
+        let next = &self.tenancies[(1 - self.processing) as usize];
+        let waits = |it: &Tenancy| {
+            it.group != NONE && self.memory.groups[it.group as usize].wait_head != NONE
+        };
+        let led = self.config.led;
+        // A next group that is still being fetched may be given up, and one without anybody is; unless a scheduler
+        // decides, by orders.
+        let chosen = match next.group {
+            _ if led => !self.led.is_pending(),
+            NONE => self.ready.head == NONE,
+            _ => next.active > 0,
+        };
+        let calm = current.active > 0
+            && chosen
+            && !self.draining
+            && self.together.is_none()
+            && self.closing.head == NONE
+            && self.quarantined == 0
+            && self.fetch_seat == NONE
+            && !waits(current)
+            && !waits(next);
+        if !calm {
+            return 0;
+        }
+        let scan_ns = self.scanned_ns.saturating_add(SCAN_INTERVAL_NS);
+        if led {
+            return scan_ns;
+        }
+        // Of the time that passes no more is charged than that.
+        let left_ns = |limit_ns: u64| limit_ns.saturating_sub(self.idle_ns);
+        let idle_ns = match next.active {
+            0 => self.config.rest_after_ns.map_or(u64::MAX, left_ns),
+            _ => left_ns(self.config.idle_switch_ns),
+        };
+        let turn_ns = idle_ns.min(self.slice_left_ns);
+        scan_ns.min(self.now_ns.saturating_add(turn_ns))
+    }
+
+    /// Something has happened that the next round has to look at.
+    #[inline]
+    pub(super) fn stir(&mut self) {
+        self.house_at_ns = 0;
     }
 
     fn take_closing(&mut self) -> Action {
@@ -136,12 +191,14 @@ impl<S: Store> ServerEngine<S> {
         conn.staged_stride = entry.stride;
         // At most a window, which `WINDOW_MAX` keeps below 2^16.
         conn.staged_count = entry.count as u16;
+        self.memory.members[seat as usize].accepted_ns = self.now_ns;
         self.memory.demand_seen[seat as usize] = number as u8;
         if self.memory.conns[seat as usize].state == ConnState::Leaving {
             // The entry is the quiet message too.
             self.counters.zones_quiet += 1;
             self.free_zone(self.memory.conns[seat as usize].zone);
         }
+        self.note_demand(seat);
         self.wait(seat);
     }
 
@@ -198,6 +255,9 @@ impl<S: Store> ServerEngine<S> {
                 // after this, in any round, so it finds the group queued.)
                 self.queue_group(group);
             }
+            if self.lacks_zones(pool) {
+                self.spare_no_more();
+            }
             return None;
         }
         let seat = self.take_waiting(group)?;
@@ -219,6 +279,10 @@ impl<S: Store> ServerEngine<S> {
     /// The next READ of a connection's staged batch: as many messages as a scatter list holds.
     fn fetch(&mut self, seat: u32) -> Action {
         let (pool, zone) = self.place(self.memory.conns[seat as usize].zone);
+        // Who joins the present slice costs no switch.
+        if pool != self.processing {
+            self.slice.note_switching();
+        }
         let conn = &mut self.memory.conns[seat as usize];
         let count = u32::from(conn.staged_count - conn.staged_asked).min(self.limits.sge_max);
         let (sequence, _) = conn.sq.post(true);
@@ -274,6 +338,9 @@ impl<S: Store> ServerEngine<S> {
             self.memory.active.swap(at - 1, at);
         }
         self.memory.conns[seat as usize].state = ConnState::Active;
+        self.unsettled = true;
+        self.stir();
+        self.note_served(seat);
     }
 
     /// The fetch took longer than its tenancy. The connection is served in the present one, as a guest:
@@ -292,7 +359,7 @@ impl<S: Store> ServerEngine<S> {
         self.counters.guests += 1;
     }
 
-    fn begin_tenancy(&mut self, pool: usize, group: u32) {
+    pub(super) fn begin_tenancy(&mut self, pool: usize, group: u32) {
         self.last_epoch += u64::from(!mutant::is(Bug::EpochReused) || self.last_epoch == 0);
         self.tenancies[pool] = Tenancy {
             group,
@@ -311,15 +378,17 @@ impl<S: Store> ServerEngine<S> {
 
     /// Gives the pool in warmup to the group whose turn is next, if it has none or one that is stuck.
     fn choose(&mut self) -> bool {
+        if self.config.led {
+            return self.choose_ordered();
+        }
         let pool = (1 - self.processing) as usize;
         let next = &self.tenancies[pool];
         if next.group != NONE {
             // Nobody of it could be mapped, or its fetches hang: others must not wait for that. Where no
             // zone is free nobody else could be mapped either, and it must not lose its turn.
-            let hangs = self.now_ns.saturating_sub(next.chosen_ns) >= self.config.time_slice_ns;
+            let hangs = self.now_ns.saturating_sub(next.chosen_ns) >= self.slice.ns;
             let hangs = hangs && !mutant::is(Bug::HungFetchAwaited);
-            let unmapped = next.fetching == 0
-                && (self.free_zones[pool] > 0 || mutant::is(Bug::TurnLostWithoutZones));
+            let unmapped = next.fetching == 0 && self.free_zones[pool] > 0;
             let stuck = next.active == 0 && (unmapped || hangs);
             if !stuck || self.fetch_seat != NONE || self.ready.head == NONE {
                 return false;
@@ -328,7 +397,7 @@ impl<S: Store> ServerEngine<S> {
             self.tenancies[pool] = NO_TENANCY;
             self.queue_group(group);
         }
-        let group = self.take_ready();
+        let group = self.take_next();
         if let Some(group) = group {
             self.begin_tenancy(pool, group);
         }
@@ -337,43 +406,58 @@ impl<S: Store> ServerEngine<S> {
 
     /// Ends the slice when it is over, or when its group has nothing to do, and another one is ready.
     fn turn(&mut self) {
+        if self.config.led {
+            return self.turn_ordered();
+        }
         let current = self.tenancies[self.processing as usize];
         let next = self.tenancies[(1 - self.processing) as usize];
-        let over = self.slice_left_ns == 0 && !mutant::is(Bug::SliceEndless);
+        let over = self.slice_is_over(&current, &next) && !mutant::is(Bug::SliceEndless);
         if self.draining || (current.active == 0 && next.active > 0) {
             // The next group may have lost its demand during the drain. Then another is waited for.
             if current.active == 0 && next.group != NONE {
                 self.switch();
             }
         } else if next.active > 0 {
-            if over || self.idle_ns >= self.config.idle_switch_ns {
-                self.draining = true;
-                self.drained_ns = 0;
-                self.drain_budget = self.drain_calls();
+            if over || self.idle_ns >= self.idle_limit_ns(current.group) {
+                self.begin_drain();
             }
         } else if over && current.group != NONE && mutant::is(Bug::IdleGroupsServed) {
-            self.draining = true;
-            self.drained_ns = 0;
-            self.drain_budget = self.drain_calls();
-        } else if over && current.group != NONE {
+            self.begin_drain();
+        } else if current.active > 0 && self.can_rest() && self.is_silent() {
+            self.counters.rests += 1;
+            self.begin_drain();
+            self.draining_to_rest = true;
+        } else if over && current.group != NONE && !self.awaits(&next) {
             self.begin_slice();
         }
     }
 
+    /// The group that is processed is told that its slice is over.
+    pub(super) fn begin_drain(&mut self) {
+        self.draining = true;
+        self.draining_to_rest = false;
+        self.drained_ns = 0;
+        self.drain_budget = self.drain_calls();
+    }
+
     fn begin_slice(&mut self) {
+        self.note_slice();
         self.counters.slices += 1;
         let class = self.class_of(self.tenancies[self.processing as usize].group);
-        self.slice_left_ns = class.slice_ns(self.config.time_slice_ns);
+        self.slice_left_ns = class.slice_ns(self.slice.ns);
+        self.begin_common_slice();
     }
 
     /// The pools swap their roles. Nobody is served in the one that was processed any more.
-    fn switch(&mut self) {
+    pub(super) fn switch(&mut self) {
+        self.note_switch();
         let old = self.tenancies[self.processing as usize].group;
         self.tenancies[self.processing as usize] = NO_TENANCY;
         self.processing = 1 - self.processing;
         self.draining = false;
         self.cursor = 0;
         self.idle_ns = 0;
+        self.slice.switched();
         self.begin_slice();
         if old != NONE {
             self.counters.switches += 1;

@@ -1,6 +1,6 @@
 //! Calls from one client: sizes, windows, cancelling, and the end of a connection.
 
-use scalerpc_core::client::{CallError, ClientState};
+use scalerpc_core::client::{CallError, Cancelled, ClientState};
 use scalerpc_core::post::{Completion, WcStatus, WrId, WrKind};
 use scalerpc_core::wire::{Placement, Status};
 
@@ -170,7 +170,7 @@ fn a_payload_that_looks_like_the_next_message_is_only_a_payload() {
         let owner = rig.owners[0];
         for call in 1..=12 {
             let head = crate::common::raw::head(20);
-            let forged = request(&rig, owner, call + 1, head, &[0xee; 20]);
+            let forged = request(&rig, owner, call + 1, head, None, &[0xee; 20]);
             let bytes = [forged.as_slice(), forged.as_slice(), &forged[..40]].concat();
             assert_eq!(rig.call(0, &bytes), Ok(call));
             rig.settle();
@@ -189,9 +189,17 @@ fn after_a_cancelled_call_the_next_one_gets_its_own_answer() {
         let mut rig = Rig::with_clients(setup, 1);
         assert_eq!(rig.call(0, b"first"), Ok(1));
         rig.turn(0);
-        assert!(rig.client(0).engine.cancel(1));
-        assert!(!rig.client(0).engine.cancel(1), "only once");
-        assert!(!rig.client(0).engine.cancel(2), "there is no such call");
+        assert_eq!(rig.client(0).engine.cancel(1), Cancelled::MayRun);
+        assert_eq!(
+            rig.client(0).engine.cancel(1),
+            Cancelled::Ended,
+            "only once"
+        );
+        assert_eq!(
+            rig.client(0).engine.cancel(2),
+            Cancelled::Ended,
+            "there is no such call"
+        );
         if window == 1 {
             // The place in the window is taken until the server has answered.
             assert_eq!(rig.call(0, b"second"), Err(CallError::WindowFull));
@@ -224,9 +232,14 @@ fn a_cancelled_call_is_never_answered_wherever_it_was() {
         if stage >= 2 {
             rig.serve();
         }
-        assert!(rig.client(0).engine.cancel(1));
+        let expected = match stage {
+            0 => Cancelled::NeverRuns,
+            _ => Cancelled::MayRun,
+        };
+        assert_eq!(rig.client(0).engine.cancel(1), expected);
         rig.client(0).down.held = false;
         rig.settle();
+        assert_eq!(rig.served(0).len(), usize::from(stage > 0));
         for call in 2..=9 {
             assert_eq!(rig.call(0, &[call as u8; 9]), Ok(call));
             rig.settle();
@@ -420,7 +433,7 @@ fn a_loss_in_state_process_tells_written_calls_from_parked_ones() {
     for _ in 2..=8 {
         rig.call(0, b"more").unwrap();
     }
-    assert!(rig.client(0).engine.cancel(3));
+    assert_eq!(rig.client(0).engine.cancel(3), Cancelled::NeverRuns);
     let written = rig.post(0) as u64;
     assert!((1..7).contains(&written), "the queue is full: {written}");
     rig.fence(0);
@@ -438,13 +451,7 @@ fn a_call_that_a_switch_event_gave_back_was_not_sent() {
     rig.settle();
     rig.client(0).up.held = true;
     rig.call(0, b"late").unwrap();
-    rig.post(0);
-    rig.client(0).stopped = true;
-    rig.call(1, b"x").unwrap();
-    rig.turn(200_000);
-    rig.settle();
-    rig.poll(0);
-    assert_eq!(rig.client(0).engine.state(), ClientState::Idle);
+    rig.lose_the_slice_on_the_way(0, 1);
     rig.fence(0);
     assert_eq!(rig.client(0).ended, [answer(1, b"1"), failed(2, false)]);
     assert_eq!(rig.served(0).len(), 1);

@@ -24,15 +24,7 @@ fn run_until(rig: &mut Rig, busy: std::ops::Range<u32>, done: impl Fn(&mut Rig) 
         if done(rig) {
             return;
         }
-        for seat in busy.clone() {
-            while rig.call(seat, b"busy").is_ok() {}
-        }
-        rig.clients_turn();
-        for _ in 0..4 {
-            if !rig.act() {
-                rig.now_ns += 200;
-            }
-        }
+        rig.busy_turn(busy.clone());
     }
     panic!("it never comes: {:?}", rig.server.counters());
 }

@@ -96,7 +96,7 @@ fn the_largest_geometry_is_right_or_refused() {
         let zone = u128::from(WINDOW_MAX) * stride;
         let zone = zone.next_multiple_of(64) | 64;
         let clients = u128::from(CLIENTS_MAX);
-        let expected = clients + 64 * clients + u128::from(it.pools()) * zones * zone;
+        let expected = clients + 64 * clients + u128::from(it.pools()) * zones * zone + 64;
         assert_eq!(it.server_exposed_bytes() as u128, expected);
         let last = it.block_end(it.pools() - 1, it.zones() - 1, u64::from(WINDOW_MAX) - 1);
         assert!(last as u128 <= expected && last as u128 > expected - 2 * zone);
@@ -121,7 +121,8 @@ fn offsets_past_4_gib_are_right() {
     let pool = 60 * zone;
     assert!(pool > 5 << 30);
     let pools_at = 64 + 16 * 64;
-    assert_eq!(it.server_exposed_bytes(), pools_at + 2 * pool);
+    assert_eq!(it.server_asleep(), pools_at + 2 * pool);
+    assert_eq!(it.server_exposed_bytes(), pools_at + 2 * pool + 64);
     for (pool_index, zone_index, call) in [(0, 39, 0), (0, 59, 15), (1, 0, 16), (1, 59, 47)] {
         let block = (call % 16) as usize;
         let start = pools_at + pool_index as usize * pool + zone_index as usize * zone;
@@ -186,7 +187,7 @@ fn work_request_ids_differ_in_every_part() {
 
 /// Everything in the server's exposed memory: name, start, bytes.
 fn server_ranges(it: &Geometry) -> Vec<(&'static str, usize, usize)> {
-    let mut ranges = Vec::new();
+    let mut ranges = vec![("asleep", it.server_asleep(), LINE)];
     for seat in 0..it.clients_max() {
         ranges.push(("demand", it.demand_byte(seat), 1));
         ranges.push(("endpoint", it.endpoint(seat), LINE));

@@ -135,7 +135,7 @@ fn joining_and_leaving_in_every_slice_loses_nobody() {
 /// Rule R10.
 #[test]
 fn a_further_client_costs_one_line_one_byte_and_two_records() {
-    assert_eq!(ServerSizes::BYTES_PER_CLIENT, 128 + 32 + 1);
+    assert_eq!(ServerSizes::BYTES_PER_CLIENT, 128 + 64 + 1);
     let geometry = |clients_max| {
         Geometry::new(GeometryConfig {
             clients_max,

@@ -145,13 +145,23 @@ fn cold_clients_wait_no_longer_than_the_bound() {
     let mut rig = Rig::with_clients(setup(Grouping::Priority), 48);
     let is_hot = |seat| seat % 8 == 3;
     run(&mut rig, 30_000, is_hot);
+    // Two slices, a round, a drain and the round in which demand is found; for each group, and a pass over the map.
+    let zones = rig.geometry.zones() * rig.geometry.window();
+    let turn_ns = 2 * 20_000 + u64::from(zones + 64 + 64) * 1_000;
     for seat in [0, 20, 47] {
-        // Its last call has been answered, and its next one is the probe.
+        let groups = rig.server.counters().groups;
+        let bound_ns = groups * turn_ns + 500;
+        assert!(
+            rig.server
+                .wait_bound_ns(groups as u32, rig.setup.handler_ns)
+                <= bound_ns
+        );
+        // Its last call is answered first, and its next one is the probe.
+        let begun_ns = rig.now_ns;
         while rig.client(seat).engine.outstanding() > 0 {
+            assert!(rig.now_ns - begun_ns <= bound_ns, "seat {seat}");
             run(&mut rig, 1, is_hot);
         }
-        let groups = rig.server.counters().groups as u32;
-        let bound_ns = rig.server.wait_bound_ns(groups, rig.setup.handler_ns);
         let (begun_ns, call) = (rig.now_ns, rig.call(seat, b"probe").unwrap());
         while !rig
             .log

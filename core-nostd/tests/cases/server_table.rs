@@ -36,7 +36,7 @@ const STARTS: [Start; 7] = [
     Start::Closing,
 ];
 
-const EVENTS: [&str; 16] = [
+const EVENTS: [&str; 17] = [
     "open",
     "entry",
     "entry with wrong calls",
@@ -52,6 +52,7 @@ const EVENTS: [&str; 16] = [
     "revoked",
     "revoked an earlier one",
     "failed",
+    "left",
     "gone",
 ];
 
@@ -157,6 +158,7 @@ fn happen(rig: &mut Rig, start: Start, event: &str) -> String {
         "revoked" => rig.server.revoked(SEAT, 1),
         "revoked an earlier one" => rig.server.revoked(SEAT, 0),
         "failed" => rig.server.failed(SEAT),
+        "left" => drop(rig.server.left(SEAT)),
         "gone" => rig.server.gone(SEAT),
         other => unreachable!("{other}"),
     }
@@ -193,6 +195,7 @@ fn the_servers_transitions_are_those_of_the_table() {
             rig.serve();
             let closed = match rig.log.closed[closed..].iter().find(|it| it.0 == SEAT) {
                 Some((_, Some(why))) => format!("{why:?}"),
+                Some((_, None)) if rig.server.counters().failures == 0 => "for it has left".into(),
                 Some((_, None)) => "for a failure".into(),
                 None => "-".into(),
             };

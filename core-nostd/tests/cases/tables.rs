@@ -10,12 +10,11 @@ use std::path::PathBuf;
 use scalerpc_core::Geometry;
 use scalerpc_core::client::{CallError, ClientConn, ClientEngine};
 use scalerpc_core::post::{Completion, WcStatus, WrId, WrKind, WriteWr};
-use scalerpc_core::wire::{
-    Ext, FLAG_ACTIVATE, FLAG_CONTROL, FLAG_EXT, FLAG_SWITCH, Head, Placement, seal,
-};
+use scalerpc_core::wire::{Ext, FLAG_ACTIVATE, FLAG_CONTROL, FLAG_EXT, FLAG_SWITCH};
 
 use crate::common::Setup;
 use crate::common::arena::{Arena, Boxed, client_engine};
+use crate::common::raw::put_empty;
 
 pub fn compare(name: &str, table: &str) {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
@@ -186,23 +185,8 @@ impl Caller {
     fn receive(&mut self, slot: u32, flags: u16, ext: Ext) -> String {
         self.position += 1;
         let end = self.geometry.ring(0) + self.geometry.ring_slot_end(self.position);
-        let head = Head {
-            len: 0,
-            tag: 0,
-            flags,
-            slot,
-        };
-        let ext = (flags & FLAG_EXT != 0).then_some(ext);
         let memory = self.exposed.region();
-        seal(
-            memory,
-            end,
-            OWNER,
-            head,
-            ext,
-            self.position,
-            Placement::InOrder,
-        );
+        put_empty(memory, end, OWNER, self.position, slot, flags, ext);
         match self.engine.poll(memory) {
             Ok(Some(answer)) => format!("answered {}", answer.call),
             Ok(None) => "-".into(),
@@ -226,7 +210,7 @@ impl Caller {
                 let refusal = (0..=WINDOW).find_map(|_| self.call(3).err());
                 format!("{refusal:?}")
             }
-            "cancel the oldest" => format!("{}", self.engine.cancel(oldest)),
+            "cancel the oldest" => format!("{:?}", self.engine.cancel(oldest)),
             "post" => match self.post() {
                 none if none.is_empty() => "-".into(),
                 posted => posted,

@@ -6,6 +6,7 @@
 //! away (R4). A seat may also be *raw*: it has no client engine, and the test writes its bytes.
 
 pub mod arena;
+pub mod load;
 pub mod raw;
 pub mod wire;
 
@@ -137,6 +138,9 @@ pub struct Rig {
     next_owner: u64,
 }
 
+/// What the clients' clock shows when the server's shows 0.
+const CLIENTS_CLOCK_NS: u64 = 77_000_000_000;
+
 /// Time that a round of the server takes in which it finds nothing to do.
 const ROUND_NS: u64 = 200;
 
@@ -245,9 +249,30 @@ impl Rig {
         client.engine.call(7, bytes, tag, client.private.region())
     }
 
+    /// Makes a call with a budget, by a clock of the client's own.
+    pub fn call_within(
+        &mut self,
+        seat: u32,
+        bytes: &[u8],
+        budget_ns: u64,
+    ) -> Result<u64, CallError> {
+        let now_ns = self.now_ns + CLIENTS_CLOCK_NS;
+        let client = self.client(seat);
+        let tag = !(client.engine.counters().calls + 1);
+        let private = client.private.region();
+        client
+            .engine
+            .call_within(7, bytes, tag, budget_ns, now_ns, private)
+    }
+
     /// Posts everything that a client has to post; returns how many WRITEs.
     pub fn post(&mut self, seat: u32) -> usize {
         let depth = self.setup.limits.sq_depth;
+        let now_ns = self.now_ns + CLIENTS_CLOCK_NS;
+        let engine = &mut self.client(seat).engine;
+        if engine.wants_time() {
+            engine.pass(now_ns);
+        }
         for count in 0..ENDLESS {
             let client = self.client(seat);
             let (exposed, private) = (client.exposed.region(), client.private.region());
@@ -373,7 +398,7 @@ impl Rig {
         }
     }
 
-    fn complete_server(&mut self) {
+    pub fn complete_server(&mut self) {
         for client in self.clients.iter_mut().flatten() {
             while let Some(completion) = client.down.poll() {
                 self.server.completed(completion);
@@ -392,6 +417,14 @@ impl Rig {
         match action {
             Action::Idle => return false,
             Action::Call(call) => self.handle(call),
+            other => self.carry_out(other),
+        }
+        true
+    }
+
+    /// An action that is no call.
+    pub fn carry_out(&mut self, action: Action) {
+        match action {
             Action::Write(wr) => self.post_server(wr),
             Action::Read(wr) => self.read(wr),
             Action::Revoke { seat, epoch } => {
@@ -406,8 +439,8 @@ impl Rig {
                 }
             }
             Action::Close { seat, why } => self.log.closed.push((seat, why)),
+            Action::Idle | Action::Call(_) => unreachable!("{action:?}"),
         }
-        true
     }
 
     fn handle(&mut self, call: Call) {
@@ -446,7 +479,7 @@ impl Rig {
         self.answer(call);
     }
 
-    fn post_server(&mut self, wr: WriteWr) {
+    pub fn post_server(&mut self, wr: WriteWr) {
         let seat = wr.connection;
         let op = Op::write(wr, self.private.region());
         match self.clients[seat as usize].as_mut() {

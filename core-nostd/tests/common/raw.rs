@@ -1,23 +1,50 @@
 //! A peer made of bytes: what a seat without a client engine writes to the server.
 
-use scalerpc_core::Memory;
 use scalerpc_core::post::{Completion, WcStatus};
 use scalerpc_core::server::ConnState;
-use scalerpc_core::wire::{Entry, Head, payload_at, seal};
+use scalerpc_core::wire::{Entry, Ext, FLAG_EXT, Head, Placement, payload_at, seal};
+use scalerpc_core::{Memory, Region};
 
 use super::Rig;
 use super::wire::land;
 
 /// A request, sealed: the bytes as they stand at the end of a block.
-pub fn request(rig: &Rig, owner: u64, number: u64, head: Head, payload: &[u8]) -> Vec<u8> {
+pub fn request(
+    rig: &Rig,
+    owner: u64,
+    number: u64,
+    head: Head,
+    ext: Option<Ext>,
+    payload: &[u8],
+) -> Vec<u8> {
     let scratch = super::arena::Arena::new(1 << 12);
     let memory = scratch.region();
     let end = 1 << 12;
-    let span = end - payload_at(end, payload.len(), 0);
+    let span = end - payload_at(end, payload.len(), head.flags);
     memory.copy_in(end - span, payload);
     let placement = rig.setup.limits.placement;
-    seal(memory, end, owner, head, None, number, placement);
+    seal(memory, end, owner, head, ext, number, placement);
     super::wire::snapshot(memory, end - span, span)
+}
+
+/// A message without a payload, as a server writes it into a response ring: it ends at `end`.
+pub fn put_empty(
+    memory: &Region,
+    end: usize,
+    owner: u64,
+    position: u64,
+    slot: u32,
+    flags: u16,
+    ext: Ext,
+) {
+    let head = Head {
+        len: 0,
+        tag: 0,
+        flags,
+        slot,
+    };
+    let ext = (flags & FLAG_EXT != 0).then_some(ext);
+    seal(memory, end, owner, head, ext, position, Placement::InOrder);
 }
 
 /// A head for a payload of `len` bytes.
@@ -46,7 +73,20 @@ impl Rig {
         head: Head,
         payload: &[u8],
     ) {
-        let bytes = request(self, owner, number, head, payload);
+        self.write_options_to(zone, owner, number, head, None, payload);
+    }
+
+    /// Likewise, with an extension.
+    pub fn write_options_to(
+        &mut self,
+        zone: u32,
+        owner: u64,
+        number: u64,
+        head: Head,
+        ext: Option<Ext>,
+        payload: &[u8],
+    ) {
+        let bytes = request(self, owner, number, head, ext, payload);
         let zones = self.geometry.zones();
         let end = self.geometry.block_end(zone / zones, zone % zones, number);
         land(self.exposed.region(), end - bytes.len(), &bytes);

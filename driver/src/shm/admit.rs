@@ -10,9 +10,9 @@ use scalerpc_hugepage::{HugeMemory, MemoryError};
 
 use super::control::{Control, Peer, Stage};
 use super::error::Refusal;
-use super::handshake::{self, Grant, Packet, VERSION, WELCOME_SEATS};
+use super::handshake::{self, Grant, Offer, Packet, VERSION, WELCOME_SEATS};
 use super::link::{Link, News, client_bytes, guard_at};
-use super::socket;
+use super::{shards, socket};
 use crate::mapping::Mapping;
 
 /// Why a handshake goes no further.
@@ -31,13 +31,18 @@ impl Control {
     ) -> Option<Peer> {
         match self.grant(packet, fd.is_some()) {
             Ok(grants) => {
-                let offer = handshake::offer(
-                    &self.rules.geometry,
-                    grants.len() as u32,
-                    self.rules.fence.is_expedited(),
-                );
+                let layout = &self.rules.layout;
+                let offer = handshake::offer(&Offer {
+                    config: *self.rules.geometry.config(),
+                    connections: grants.len() as u32,
+                    expedited: self.rules.fence.is_expedited(),
+                    shards: layout.shards(),
+                    stride: layout.stride() as u64,
+                    bytes: layout.bytes() as u64,
+                });
                 peer.stage = Stage::Offered(grants);
-                match socket::send(&peer.socket, &offer, Some(self.exposed.memory().fd())) {
+                let exposed = self.shards.first().map(|shard| shard.exposed.whole());
+                match socket::send(&peer.socket, &offer, exposed.map(|it| it.memory().fd())) {
                     Ok(()) => Some(peer),
                     Err(_) => self.abandon(peer),
                 }
@@ -54,7 +59,7 @@ impl Control {
     }
 
     /// Takes the seats that a Hello asks for. Nothing is allocated before they are known to be free.
-    fn grant(&self, packet: Option<Packet<'_>>, with_fd: bool) -> Result<Box<[Grant]>, Stop> {
+    fn grant(&mut self, packet: Option<Packet<'_>>, with_fd: bool) -> Result<Box<[Grant]>, Stop> {
         let packet = packet.ok_or(Stop::Refuse(Refusal::Protocol, 0))?;
         if packet.version != VERSION {
             return Err(Stop::Refuse(Refusal::Version, VERSION));
@@ -67,16 +72,18 @@ impl Control {
         if self.links() >= self.rules.links_max {
             return Err(Stop::Refuse(Refusal::TooManyLinks, self.rules.links_max));
         }
-        let seats = self.shared.take_seats(wanted);
-        let seats = seats.map_err(|free| Stop::Refuse(Refusal::Busy, free))?;
-        let grants: Result<Box<[Grant]>, _> = seats
-            .iter()
-            .map(|&seat| nonce().map(|owner| Grant { seat, owner }))
-            .collect();
-        grants.map_err(|_| {
-            self.shared.give_back(seats);
-            Stop::Abandon
-        })
+        let seats = shards::take_seats(&self.shards, wanted, &mut self.turn);
+        let mut grants = seats.map_err(|free| Stop::Refuse(Refusal::Busy, free))?;
+        for grant in &mut grants {
+            match nonce() {
+                Ok(owner) => grant.owner = owner,
+                Err(_) => {
+                    shards::give_back(&self.shards, &grants);
+                    return Err(Stop::Abandon);
+                }
+            }
+        }
+        Ok(grants)
     }
 
     pub(super) fn on_region(
@@ -135,8 +142,12 @@ impl Control {
 
     /// A new tenant must not inherit anything from the last one, which is fenced.
     fn clear_seats(&self, grants: &[Grant]) {
-        let (geometry, region) = (&self.rules.geometry, self.exposed.region());
+        let geometry = &self.rules.geometry;
         for grant in grants {
+            let Some(shard) = self.shards.get(grant.shard as usize) else {
+                continue;
+            };
+            let region = shard.exposed.region();
             let line = geometry.endpoint(grant.seat);
             for word in (line..line + LINE).step_by(8) {
                 region.store(word, 0);
@@ -170,7 +181,7 @@ impl Control {
         counts.links_admitted.add(1);
         counts.client_bytes.add(link.memory_bytes() as u64);
         peer.settle(Arc::clone(&link));
-        self.shared.tell(News::Opened(link));
+        self.tell(&link, News::Opened);
         Some(peer)
     }
 }

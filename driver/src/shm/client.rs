@@ -5,19 +5,22 @@ use std::path::Path;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use scalerpc_core::post::{Completion, Limits, ReadWr, WcStatus, WrId, WriteWr};
+use scalerpc_core::post::{Completion, Limits, ReadWr, WcStatus, WrId, WriteWr, lines_ahead};
 use scalerpc_core::{Geometry, Memory, Region};
 use scalerpc_hugepage::PagePolicy;
 
+use super::asleep::{self, WriterFence};
 use super::dial::{self, Dialed};
 use super::error::SetupError;
+use super::fence::ReachingFence;
+use super::futex;
 use super::guard::{self, ClientFence};
 use super::handshake::{self, FROM_CLIENT_MAX_BYTES, Grant};
 use super::limits;
-use super::link::guard_at;
+use super::link::{asleep_at, guard_at};
 use super::socket::{self, Incoming};
 use super::transfer::{self, Completions, REMOTE_ACCESS_ERROR};
-use crate::fabric::{Fabric, FabricEvent, PostError, Revocation};
+use crate::fabric::{Fabric, FabricEvent, PostError, Revocation, Slept};
 use crate::mapping::Mapping;
 
 /// What a client can be told.
@@ -61,6 +64,9 @@ pub struct ShmClient {
     geometry: Geometry,
     limits: Limits,
     grants: Box<[Grant]>,
+    /// Where each connection's shard begins in the server's memory, and what a WRITE may reach from there.
+    bases: Box<[usize]>,
+    shard_bytes: usize,
     /// Completions that have not been taken, by connection.
     pending: Box<[u32]>,
     own: Mapping,
@@ -71,6 +77,8 @@ pub struct ShmClient {
     /// Readable once the server's process is gone.
     pidfd: Option<OwnedFd>,
     fence: ClientFence,
+    /// `None`: this end cannot be woken.
+    sleep_fence: Option<ReachingFence>,
     state: State,
     /// Only this process can say that it writes no more; a fork of it cannot.
     process: u32,
@@ -89,6 +97,7 @@ impl ShmClient {
     ) -> Result<Self, SetupError> {
         let Dialed {
             geometry,
+            layout,
             grants,
             own,
             private,
@@ -96,11 +105,17 @@ impl ShmClient {
             socket,
             pidfd,
             fence,
+            sleep_fence,
         } = dial::dial(path.as_ref(), connections, &options)?;
         let pending = grants.iter().map(|_| 0).collect();
         Ok(Self {
             geometry,
             limits: limits(&geometry),
+            bases: grants
+                .iter()
+                .map(|grant| layout.base(grant.shard))
+                .collect(),
+            shard_bytes: layout.len(),
             pending,
             own,
             private,
@@ -112,12 +127,13 @@ impl ShmClient {
             socket,
             pidfd,
             fence,
+            sleep_fence,
             state: State::Up,
             process: std::process::id(),
         })
     }
 
-    /// The server's geometry.
+    /// The geometry of the server, or of each of its shards.
     pub fn geometry(&self) -> &Geometry {
         &self.geometry
     }
@@ -136,13 +152,22 @@ impl ShmClient {
         self.grants[connection as usize].owner
     }
 
-    /// The seat of a connection at the server.
+    /// The seat of a connection, in its shard of the server.
     ///
     /// # Panics
     ///
     /// If there is no connection of that number.
     pub fn seat(&self, connection: u32) -> u32 {
         self.grants[connection as usize].seat
+    }
+
+    /// The shard of the server that a connection belongs to.
+    ///
+    /// # Panics
+    ///
+    /// If there is no connection of that number.
+    pub fn shard(&self, connection: u32) -> u32 {
+        self.grants[connection as usize].shard
     }
 
     #[inline]
@@ -170,6 +195,15 @@ impl ShmClient {
             // A server that does not take it sees the end of the stream, and fences this process when it
             // exits.
             let _ = socket::send(&self.socket, &handshake::bye(), None);
+        }
+    }
+
+    /// A byte of the demand map of the shard that begins there has been written: its thread may be asleep.
+    #[cold]
+    fn wake_server(&self, base: usize) {
+        let (server, at) = (self.server.region(), base + self.geometry.server_asleep());
+        if asleep::must_wake(server, at, WriterFence::Full) {
+            futex::wake(server, at);
         }
     }
 
@@ -222,18 +256,21 @@ unsafe impl Fabric for ShmClient {
         self.private.region()
     }
 
-    #[inline]
+    #[inline(always)]
     fn post_write(&mut self, wr: &WriteWr) -> Result<(), PostError> {
-        if self.state != State::Up || wr.connection >= self.connections() {
+        let base = self.bases.get(wr.connection as usize);
+        let Some(&base) = base.filter(|_| self.state == State::Up) else {
             return Err(PostError::Down);
-        }
+        };
         if wr.signaled && self.completions.is_full() {
             return Err(PostError::QueueFull);
         }
         let to = self.server.region();
-        if !transfer::write_fits(to.len(), wr.remote, wr.len) {
+        if !transfer::write_fits(self.shard_bytes, wr.remote, wr.len) {
             return self.fail(wr.connection, wr.wr_id);
         }
+        // No overflow: the handshake has checked that every shard is inside of the mapping.
+        let remote = base + wr.remote;
         let at = guard_at(&self.geometry, self.connections(), wr.connection);
         let guard = self.own.region();
         if !guard::begin_write(guard, at, wr.epoch.unwrap_or(guard::ENDED), self.fence) {
@@ -244,12 +281,24 @@ unsafe impl Fabric for ShmClient {
                 PostError::Revoked
             });
         }
-        transfer::write(to, wr.remote, self.private.region(), wr.local, wr.len);
+        transfer::write(to, remote, self.private.region(), wr.local, wr.len);
         guard::end_write(guard, at);
+        if wr.wakes() {
+            self.wake_server(base);
+        }
         if wr.signaled {
             self.complete(wr.connection, wr.wr_id, WcStatus::Success);
         }
         Ok(())
+    }
+
+    #[inline(always)]
+    fn will_write(&self, connection: u32, end: usize, len: usize) {
+        if let Some(&base) = self.bases.get(connection as usize) {
+            for line in lines_ahead(base.wrapping_add(end), len) {
+                self.server.region().prefetch_write(line);
+            }
+        }
     }
 
     /// Only servers read: this is always [`PostError::Down`].
@@ -294,6 +343,29 @@ unsafe impl Fabric for ShmClient {
     }
 
     fn release(&mut self, _: u32) {}
+
+    fn can_sleep(&self) -> bool {
+        self.sleep_fence.is_some() && self.state == State::Up
+    }
+
+    /// Costs a system call that makes the server's process pass a fence, and the sleep itself.
+    fn sleep(&mut self, timeout: Duration, found: &dyn Fn(&Region) -> bool) -> Slept {
+        let own = self.own.region();
+        let at = asleep_at(&self.geometry, self.connections());
+        let Some(fence) = self.sleep_fence.filter(|_| !self.completions.is_waiting()) else {
+            return Slept::NotAtAll;
+        };
+        asleep::announce(own, at);
+        // Ordering: full, and it reaches the server; partner is the fence of `must_wake` in the server's `post_write`.
+        let passed = fence.pass(own);
+        let slept = match !passed || found(self.own.reachable()) {
+            true => Slept::NotAtAll,
+            false if futex::sleep(own, at, timeout) => Slept::TimedOut,
+            false => Slept::Woken,
+        };
+        asleep::withdraw(own, at);
+        slept
+    }
 }
 
 impl Drop for ShmClient {

@@ -12,14 +12,17 @@ use rustix::io::Errno;
 use rustix::net::{Shutdown, SocketFlags, accept_with, shutdown};
 use scalerpc_core::Geometry;
 
+use super::asleep::{self, WriterFence};
 use super::error::Refusal;
-use super::fence::ServerFence;
+use super::fence::ReachingFence;
+use super::futex;
 use super::handshake::{self, FROM_CLIENT_MAX_BYTES, Grant, Packet};
 use super::link::{Link, News, Order, Shared};
+use super::shards::{self, Layout, Shard};
 use super::socket::{self, Incoming};
 use super::sys::{self, PeerProcess};
 use crate::door::{Door, LISTENER, WAKE};
-use crate::mapping::Mapping;
+use crate::mapping::Part;
 
 /// How often an evicted client that was stopped in the middle of a WRITE is looked at.
 const QUIET_PAUSE: Duration = Duration::from_millis(20);
@@ -29,8 +32,10 @@ const DRAIN_MAX: u32 = 1024;
 /// What the control thread goes by.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rules {
+    /// Of each shard.
     pub(super) geometry: Geometry,
-    pub(super) fence: ServerFence,
+    pub(super) layout: Layout,
+    pub(super) fence: ReachingFence,
     pub(super) links_max: u32,
     pub(super) handshakes_max: u32,
     pub(super) handshake_timeout: Duration,
@@ -79,7 +84,9 @@ impl Peer {
 
 pub(super) struct Control {
     pub(super) shared: Arc<Shared>,
-    pub(super) exposed: Arc<Mapping>,
+    pub(super) shards: Box<[Shard]>,
+    /// The shard that gives a seat next, of those that are alike.
+    pub(super) turn: usize,
     pub(super) rules: Rules,
     door: Door<OwnedFd>,
     /// By id, from 1. The token of a peer's socket is twice its id, that of its pidfd one more.
@@ -90,7 +97,7 @@ pub(super) struct Control {
 impl Control {
     pub(super) fn new(
         shared: Arc<Shared>,
-        exposed: Arc<Mapping>,
+        shards: Box<[Shard]>,
         rules: Rules,
         listener: OwnedFd,
     ) -> Result<Self, Errno> {
@@ -98,7 +105,8 @@ impl Control {
         let door = Door::new(&shared.wake, listener)?;
         Ok(Self {
             shared,
-            exposed,
+            shards,
+            turn: 0,
             rules,
             door,
             peers: BTreeMap::new(),
@@ -114,7 +122,7 @@ impl Control {
             self.door.wait(&mut events, pause);
             for event in &events {
                 match event.data.u64() {
-                    WAKE => self.shared.drain_wake(),
+                    WAKE => self.shared.wake.hush(),
                     LISTENER => self.accept(),
                     token => self.on_peer(token),
                 }
@@ -313,34 +321,60 @@ impl Control {
         }
     }
 
-    /// The client learns from the end of the stream that it has been closed, and may still say Bye.
+    /// The client learns from the end of the stream that it has been closed, and may still say Bye. Asked again by
+    /// each of its shards.
     fn evict(&mut self, mut peer: Peer) -> Option<Peer> {
         match peer.stage {
             Stage::Open(link) | Stage::Orphaned(link) => {
                 let _ = shutdown(&peer.socket, Shutdown::Write);
-                let quiet = link.is_quiet();
+                self.tell(&link, News::Ended);
                 peer.stage = Stage::Evicted(link);
-                if quiet { self.fence(peer) } else { Some(peer) }
             }
+            Stage::Evicted(_) => {}
+            _ => return Some(peer),
+        }
+        match &peer.stage {
+            Stage::Evicted(link) if link.is_quiet() => self.fence(peer),
             _ => Some(peer),
         }
     }
 
-    /// The client writes no more: tells the data thread. The socket stays open until the seats are
+    /// The client writes no more: tells the data threads. The socket stays open until the seats are
     /// released; its end tells the client that this side is done, too.
     pub(super) fn fence(&mut self, mut peer: Peer) -> Option<Peer> {
         self.unwatch(&peer);
         peer.stage = match peer.stage {
             Stage::Open(link) | Stage::Evicted(link) | Stage::Orphaned(link) => {
-                link.set_down();
+                link.set_fenced();
                 self.shared.counts.fenced.add(1);
                 self.shared.counts.links_open.sub(1);
-                self.shared.tell(News::Gone(Arc::clone(&link)));
+                self.tell(&link, News::Gone);
                 Stage::Fenced(link)
             }
             stage => stage,
         };
         Some(peer)
+    }
+
+    /// Tells all shards in which a link has connections. For one that is closed, this thread does what there is to do.
+    pub(super) fn tell(&self, link: &Arc<Link>, news: fn(Arc<Link>) -> News) {
+        for number in link.shards() {
+            let Some(shard) = self.shards.get(number as usize) else {
+                continue;
+            };
+            match shard.line.tell(news(Arc::clone(link))) {
+                Err(News::Opened(link)) if link.end(number) => {
+                    self.shared.order(Order::Evict(link.id));
+                }
+                Err(News::Gone(link)) if link.let_go_all(number) => {
+                    self.shared.order(Order::Forget(link.id));
+                }
+                // Who closed a shard has ended all links that it knew.
+                Err(_) => {}
+                // Its thread may be asleep.
+                Ok(()) => wake_server(&shard.exposed, self.rules.geometry.server_asleep()),
+            }
+        }
     }
 
     /// Ends a handshake that the client did not finish. It has not written anything yet: a client writes
@@ -365,10 +399,9 @@ impl Control {
     }
 
     fn end_handshake(&mut self, mut peer: Peer) -> Option<Peer> {
-        let seats = |grants: &[Grant]| grants.iter().map(|grant| grant.seat).collect::<Vec<_>>();
         match std::mem::replace(&mut peer.stage, Stage::Greeting) {
-            Stage::Offered(grants) => self.shared.give_back(seats(&grants)),
-            Stage::Welcoming { link, .. } => self.shared.give_back(seats(&link.grants)),
+            Stage::Offered(grants) => shards::give_back(&self.shards, &grants),
+            Stage::Welcoming { link, .. } => shards::give_back(&self.shards, &link.grants),
             _ => {}
         }
         self.part(peer)
@@ -405,6 +438,13 @@ impl Control {
                 let _ = socket::send(&peer.socket, &handshake::bye(), None);
             }
         }
+    }
+}
+
+/// Wakes the data thread, from any other thread of its process.
+pub(super) fn wake_server(exposed: &Part, asleep_at: usize) {
+    if asleep::must_wake(exposed.region(), asleep_at, WriterFence::Full) {
+        futex::wake(exposed.region(), asleep_at);
     }
 }
 

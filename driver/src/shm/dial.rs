@@ -13,11 +13,12 @@ use scalerpc_hugepage::{HugeMemory, MemoryError};
 
 use super::client::ClientOptions;
 use super::error::{Refusal, SetupError, Step};
-use super::fence::client_fence;
+use super::fence::{ReachingFence, client_fence};
 use super::guard::ClientFence;
 use super::handshake::{self, FROM_SERVER_MAX_BYTES, Grant, Kind, Offer, Packet, VERSION};
 use super::link::{client_bytes, guard_at};
 use super::path;
+use super::shards::Layout;
 use super::socket::{self, Incoming};
 use super::sys;
 use super::{TIMEOUT_MAX, own_memory};
@@ -26,6 +27,7 @@ use crate::mapping::Mapping;
 /// What a finished handshake leaves.
 pub(super) struct Dialed {
     pub(super) geometry: Geometry,
+    pub(super) layout: Layout,
     pub(super) grants: Box<[Grant]>,
     pub(super) own: Mapping,
     pub(super) private: Mapping,
@@ -33,6 +35,8 @@ pub(super) struct Dialed {
     pub(super) socket: OwnedFd,
     pub(super) pidfd: Option<OwnedFd>,
     pub(super) fence: ClientFence,
+    /// `None`: it cannot be woken.
+    pub(super) sleep_fence: Option<ReachingFence>,
 }
 
 /// Connects, with a bound on the time for all steps together.
@@ -51,10 +55,11 @@ pub(super) fn dial(
     let (offer, fd) = dialog.take_offer()?;
     let geometry = Geometry::new(offer.config)
         .map_err(|_| dialog.broken(Step::Offer, "a geometry that cannot be"))?;
-    if offer.connections != connections || offer.bytes != geometry.server_exposed_bytes() as u64 {
-        return Err(dialog.broken(Step::Offer, "numbers that contradict each other"));
-    }
-    let server = dialog.map_server(fd, geometry.server_exposed_bytes())?;
+    let layout = Layout::offered(&geometry, offer.shards, offer.stride, offer.bytes);
+    let layout = layout.filter(|_| offer.connections == connections);
+    let layout =
+        layout.ok_or_else(|| dialog.broken(Step::Offer, "numbers that contradict each other"))?;
+    let server = dialog.map_server(fd, layout.bytes())?;
     let bytes = client_bytes(&geometry, connections).ok_or(SetupError::BadRequest {
         what: "memory for so many connections does not fit",
     })?;
@@ -79,10 +84,11 @@ pub(super) fn dial(
         &handshake::region(bytes as u64),
         Some(own.memory().fd()),
     )?;
-    let grants = dialog.take_welcome(&geometry)?;
+    let grants = dialog.take_welcome(&geometry, layout.shards())?;
     let (socket, pidfd) = (dialog.socket, dialog.pidfd);
     Ok(Dialed {
         geometry,
+        layout,
         grants,
         own,
         private,
@@ -90,6 +96,7 @@ pub(super) fn dial(
         socket,
         pidfd,
         fence,
+        sleep_fence: ReachingFence::to_server(offer.expedited),
     })
 }
 
@@ -289,7 +296,11 @@ impl<'a> Dialog<'a> {
         Mapping::new(memory, bytes, bytes).ok_or_else(|| unusable(MemoryError::ZeroBytes))
     }
 
-    fn take_welcome(&mut self, geometry: &Geometry) -> Result<Box<[Grant]>, SetupError> {
+    fn take_welcome(
+        &mut self,
+        geometry: &Geometry,
+        shards: u32,
+    ) -> Result<Box<[Grant]>, SetupError> {
         let wanted = self.connections as usize;
         let mut grants = Vec::with_capacity(wanted);
         while grants.len() < wanted {
@@ -301,7 +312,9 @@ impl<'a> Dialog<'a> {
             if let (Some((_, seats)), None) = (in_turn, fd) {
                 grants.extend(seats);
             }
-            let sound = |grant: &Grant| grant.seat < geometry.clients_max() && grant.owner != 0;
+            let sound = |grant: &Grant| {
+                grant.seat < geometry.clients_max() && grant.shard < shards && grant.owner != 0
+            };
             let new = grants.get(before..).unwrap_or_default();
             if new.is_empty() || grants.len() > wanted || !new.iter().all(sound) {
                 return Err(self.broken(Step::Welcome, "seats that cannot be"));

@@ -5,21 +5,33 @@ use scalerpc_core::{Memory, Region};
 
 use super::guard::ClientFence;
 
-/// The server's side of the fence of the guards.
+/// The heavy side of an asymmetric fence: the server's for the guards, the client's before it sleeps.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct ServerFence {
+pub(super) struct ReachingFence {
     expedited: bool,
 }
 
-impl ServerFence {
-    /// Asks the kernel what it can do, and tries it.
+impl ReachingFence {
+    /// The server's. Asks the kernel what it can do, tries it, and registers this process, so that the fences of
+    /// clients reach it.
     pub(super) fn probe() -> Self {
         let offered = membarrier_query().contains(MembarrierQuery::GLOBAL_EXPEDITED);
-        let expedited = offered && membarrier(MembarrierCommand::GlobalExpedited).is_ok();
+        let expedited = offered
+            && membarrier(MembarrierCommand::GlobalExpedited).is_ok()
+            && membarrier(MembarrierCommand::RegisterGlobalExpedited).is_ok();
         Self { expedited }
     }
 
-    /// True if it reaches clients that have registered.
+    /// The client's. `None` if this process cannot reach a server that counts on being reached.
+    pub(super) fn to_server(server_is_expedited: bool) -> Option<Self> {
+        let this = Self {
+            expedited: server_is_expedited,
+        };
+        let works = !server_is_expedited || membarrier(MembarrierCommand::GlobalExpedited).is_ok();
+        works.then_some(this)
+    }
+
+    /// True if it reaches other processes that have registered.
     pub(super) fn is_expedited(self) -> bool {
         self.expedited
     }

@@ -52,7 +52,7 @@ pub enum ClientFence {
 
 /// Client: begins a WRITE under `epoch` ([`ENDED`] for one outside of any tenancy). If false, the tenancy
 /// is over and nothing may be written; if true, [`end_write`] follows after the last byte.
-#[inline]
+#[inline(always)]
 #[must_use]
 pub fn begin_write<M: Memory>(memory: &M, at: usize, epoch: u64, fence: ClientFence) -> bool {
     memory.store(at + WRITING, 1);

@@ -4,22 +4,23 @@
 //!  header   | magic u64 | version u32 | kind u32 |
 //!  Hello    | header | connections u32 | 0 u32 |                                client, first
 //!  Refusal  | header | reason u32 | detail u32 |                                server; closes
-//!  Offer    | header | geometry 6 x u32 | connections u32 | flags u32 | bytes u64 | server + its memfd
+//!  Offer    | header | geometry 6 x u32 | connections u32 | flags u32 | shards u32 | stride u64 | bytes u64 |
+//!                                                                                server + its memfd
 //!  Region   | header | bytes u64 |                                              client + its memfd
-//!  Welcome  | header | first u32 | count u32 | count x { seat u32, 0 u32, owner u64 } |
+//!  Welcome  | header | first u32 | count u32 | count x { seat u32, shard u32, owner u64 } |
 //!  Bye      | header |                                    either: the sender writes no more
 //! ```
 //!
 //! The header and the first 24 bytes of a Refusal stay as they are in every version, so that ends of
 //! different versions can tell each other why they part.
 
-use scalerpc_core::{Geometry, GeometryConfig};
+use scalerpc_core::GeometryConfig;
 
 use super::error::Refusal;
 use super::fields::{Fields, config_words};
 
 /// Version of the protocol: of these packets, and of all that the ends then do with each other's memory.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"ScaleRPC");
 
 const HEADER_BYTES: usize = 16;
@@ -35,6 +36,8 @@ pub(super) const FROM_SERVER_MAX_BYTES: usize =
 /// A seat given to a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Grant {
+    pub(super) shard: u32,
+    /// Of that shard.
     pub(super) seat: u32,
     pub(super) owner: u64,
 }
@@ -69,10 +72,15 @@ impl Kind {
 /// What the server offers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Offer {
+    /// Of each shard.
     pub(super) config: GeometryConfig,
     pub(super) connections: u32,
     /// The fence of the server's guards reaches clients that have registered for it.
     pub(super) expedited: bool,
+    pub(super) shards: u32,
+    /// Distance of the shards from each other in the server's memory.
+    pub(super) stride: u64,
+    /// From the beginning of the first shard to the end of the last.
     pub(super) bytes: u64,
 }
 
@@ -126,11 +134,14 @@ impl<'a> Packet<'a> {
         let config = fields.config()?;
         let connections = fields.u32()?;
         let expedited = fields.flag()?;
-        let bytes = fields.u64()?;
+        let shards = fields.u32()?;
+        let (stride, bytes) = (fields.u64()?, fields.u64()?);
         fields.end(Offer {
             config,
             connections,
             expedited,
+            shards,
+            stride,
             bytes,
         })
     }
@@ -153,8 +164,9 @@ impl<'a> Packet<'a> {
         let grants = seats.map(|seat| {
             let mut fields = Fields(seat);
             // The pieces are whole, so no field is missing.
-            let (seat, _, owner) = (fields.u32(), fields.u32(), fields.u64());
+            let (seat, shard, owner) = (fields.u32(), fields.u32(), fields.u64());
             Grant {
+                shard: shard.unwrap_or(u32::MAX),
                 seat: seat.unwrap_or(u32::MAX),
                 owner: owner.unwrap_or(0),
             }
@@ -189,13 +201,16 @@ pub(super) fn refusal(reason: Refusal, detail: u32) -> Vec<u8> {
     bytes
 }
 
-pub(super) fn offer(geometry: &Geometry, connections: u32, expedited: bool) -> Vec<u8> {
-    let config = config_words(geometry.config());
+pub(super) fn offer(offer: &Offer) -> Vec<u8> {
+    let config = config_words(&offer.config);
+    let rest = [offer.connections, offer.expedited.into(), offer.shards];
     let mut bytes = header(Kind::Offer, VERSION);
-    for number in config.into_iter().chain([connections, expedited.into()]) {
+    for number in config.into_iter().chain(rest) {
         bytes.extend(number.to_le_bytes());
     }
-    bytes.extend((geometry.server_exposed_bytes() as u64).to_le_bytes());
+    for number in [offer.stride, offer.bytes] {
+        bytes.extend(number.to_le_bytes());
+    }
     bytes
 }
 
@@ -215,7 +230,7 @@ pub(super) fn welcome(first: u32, grants: &[Grant]) -> Vec<u8> {
     bytes.extend((grants.len() as u32).to_le_bytes());
     for grant in grants {
         bytes.extend(grant.seat.to_le_bytes());
-        bytes.extend(0u32.to_le_bytes());
+        bytes.extend(grant.shard.to_le_bytes());
         bytes.extend(grant.owner.to_le_bytes());
     }
     bytes
@@ -228,7 +243,7 @@ pub(super) fn bye() -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use scalerpc_core::Mapping;
+    use scalerpc_core::{Geometry, Mapping};
 
     use super::*;
 
@@ -245,7 +260,8 @@ mod tests {
             first: u32,
             detail: u32,
             memory_bytes: u64,
-            seats in proptest::collection::vec((any::<u32>(), any::<u64>()), 0..=WELCOME_SEATS),
+            seats in proptest::collection::vec(any::<(u32, u32, u64)>(), 0..=WELCOME_SEATS),
+            (shards, stride) in any::<(u32, u64)>(),
             clients_max in 1u32..1000,
             is_static: bool,
             code in 1u32..20,
@@ -257,28 +273,28 @@ mod tests {
             prop_assert_eq!(reason.code(), code);
             prop_assert_eq!(parse(&refusal(reason, detail)).refusal(), Some((reason, detail)));
             let grants: Vec<Grant> =
-                seats.iter().map(|&(seat, owner)| Grant { seat, owner }).collect();
+                seats.iter().map(|&(shard, seat, owner)| Grant { shard, seat, owner }).collect();
             let packet = welcome(first, &grants);
             prop_assert!(packet.len() <= FROM_SERVER_MAX_BYTES);
             let (number, read) = parse(&packet).welcome().unwrap();
             prop_assert_eq!((number, read.collect::<Vec<_>>()), (first, grants));
             let mapping = if is_static { Mapping::Static } else { Mapping::Virtual };
             let config = GeometryConfig { clients_max, mapping, ..GeometryConfig::default() };
-            let geometry = Geometry::new(config).unwrap();
-            let bytes = geometry.server_exposed_bytes() as u64;
+            let bytes = Geometry::new(config).unwrap().server_exposed_bytes() as u64;
             for expedited in [false, true] {
-                let wanted = Offer { config, connections, expedited, bytes };
-                let packet = offer(&geometry, connections, expedited);
-                prop_assert_eq!(parse(&packet).offer(), Some(wanted));
+                let wanted = Offer { config, connections, expedited, shards, stride, bytes };
+                prop_assert_eq!(parse(&offer(&wanted)).offer(), Some(wanted));
             }
         }
 
         #[test]
         fn a_packet_is_of_one_kind_and_one_length(at in 0usize..6, more: bool, cut in 1usize..8) {
-            let geometry = Geometry::new(GeometryConfig::default()).unwrap();
-            let grants = [Grant { seat: 1, owner: 2 }];
+            let grants = [Grant { shard: 0, seat: 1, owner: 2 }];
+            let config = GeometryConfig::default();
+            let offered =
+                Offer { config, connections: 1, expedited: true, shards: 1, stride: 64, bytes: 64 };
             let packets =
-                [hello(1), offer(&geometry, 1, true), region(1), welcome(0, &grants), bye(), hello(2)];
+                [hello(1), offer(&offered), region(1), welcome(0, &grants), bye(), hello(2)];
             let mut bytes = packets[at].clone();
             if more {
                 bytes.extend(vec![0; cut]);
@@ -315,8 +331,8 @@ mod tests {
 
     #[test]
     fn the_part_that_stays_the_same_in_all_versions() {
-        assert_eq!(hello(3)[..16], *b"ScaleRPC\x01\0\0\0\x01\0\0\0");
+        assert_eq!(hello(3)[..16], *b"ScaleRPC\x02\0\0\0\x01\0\0\0");
         let packet = refusal(Refusal::Busy, 5);
-        assert_eq!(packet, *b"ScaleRPC\x01\0\0\0\x02\0\0\0\x02\0\0\0\x05\0\0\0");
+        assert_eq!(packet, *b"ScaleRPC\x02\0\0\0\x02\0\0\0\x02\0\0\0\x05\0\0\0");
     }
 }

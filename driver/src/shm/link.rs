@@ -1,21 +1,24 @@
-//! What the data thread and the control thread of a server share.
+//! What the data threads and the control thread of a server share.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
+use scalerpc_core::wire::LINE;
 use scalerpc_core::{Geometry, Region};
 
-use super::fence::ServerFence;
+use super::fence::ReachingFence;
 use super::guard::{self, GUARD_BYTES};
 use super::handshake::Grant;
 use crate::mapping::Mapping;
 use crate::shared::Counter;
 
 /// Bytes of a client's exposed memory for `connections`: what the geometry asks for, then a guard for each
-/// connection. `None` if that does not fit the address space.
+/// connection, then a line with the word that says that the client is asleep. `None` if that does not fit the address space.
 pub(super) fn client_bytes(geometry: &Geometry, connections: u32) -> Option<usize> {
     let each = geometry.client_exposed_bytes().checked_add(GUARD_BYTES)?;
-    each.checked_mul(connections as usize)
+    each.checked_mul(connections as usize)?
+        .checked_add(LINE)
         .filter(|&bytes| bytes <= isize::MAX as usize)
 }
 
@@ -25,21 +28,39 @@ pub(super) fn guard_at(geometry: &Geometry, connections: u32, connection: u32) -
     geometry.client_exposed_bytes() * connections as usize + GUARD_BYTES * connection as usize
 }
 
+/// What a link has in one shard.
+#[derive(Debug)]
+struct Share {
+    shard: u32,
+    /// Every guard of its connections says [`guard::ENDED`].
+    ended: AtomicBool,
+    /// Seats that have not been released.
+    held: AtomicU32,
+}
+
+/// Offset, in its exposed memory, of the word that says that a client is asleep.
+#[inline]
+pub(super) fn asleep_at(geometry: &Geometry, connections: u32) -> usize {
+    guard_at(geometry, connections, connections)
+}
+
 /// A client process's link: its memory and its connections.
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) id: u64,
     pub(super) process: i32,
     pub(super) grants: Box<[Grant]>,
+    shares: Box<[Share]>,
     /// Offset of the first guard; before it is what READ and WRITE may reach.
     guards_at: usize,
+    asleep_at: usize,
     mapping: Mapping,
-    fence: ServerFence,
+    fence: ReachingFence,
     /// Nothing more is posted.
     down: AtomicBool,
-    /// The data thread wants it to end; its guards say so already.
-    evicted: AtomicBool,
-    /// Seats that the data thread has not released.
+    /// It writes no more.
+    fenced: AtomicBool,
+    /// Seats in all shards that have not been released.
     held: AtomicU32,
 }
 
@@ -49,21 +70,54 @@ impl Link {
         grants: Box<[Grant]>,
         guards_at: usize,
         mapping: Mapping,
-        fence: ServerFence,
+        fence: ReachingFence,
     ) -> Self {
+        let mut seats = BTreeMap::new();
+        for grant in &grants {
+            *seats.entry(grant.shard).or_insert(0) += 1;
+        }
+        let share = |(shard, held)| Share {
+            shard,
+            ended: AtomicBool::new(false),
+            held: AtomicU32::new(held),
+        };
         let held = AtomicU32::new(grants.len() as u32);
-        let (down, evicted) = (AtomicBool::new(false), AtomicBool::new(false));
+        let connections = grants.len();
         Self {
             id,
             process,
             grants,
+            shares: seats.into_iter().map(share).collect(),
             guards_at,
+            asleep_at: guards_at + GUARD_BYTES * connections,
             mapping,
             fence,
-            down,
-            evicted,
+            down: AtomicBool::new(false),
+            fenced: AtomicBool::new(false),
             held,
         }
+    }
+
+    /// The shards in which it has connections.
+    pub(super) fn shards(&self) -> impl Iterator<Item = u32> {
+        self.shares.iter().map(|share| share.shard)
+    }
+
+    /// The first connection of a shard from `connection` on.
+    pub(super) fn next_in(&self, shard: u32, connection: u32) -> Option<(u32, Grant)> {
+        let rest = self.grants.get(connection as usize..)?;
+        let skipped = rest.iter().position(|grant| grant.shard == shard)?;
+        Some((connection + skipped as u32, *rest.get(skipped)?))
+    }
+
+    fn share(&self, shard: u32) -> Option<&Share> {
+        self.shares.iter().find(|share| share.shard == shard)
+    }
+
+    /// Offset of the word that says that the client is asleep.
+    #[inline]
+    pub(super) fn asleep_at(&self) -> usize {
+        self.asleep_at
     }
 
     #[inline]
@@ -97,43 +151,88 @@ impl Link {
         self.down.store(true, Ordering::Relaxed);
     }
 
-    /// Data thread: ends every connection. True the first time.
-    pub(super) fn evict(&self) -> bool {
+    /// The data thread of a shard: ends every connection in it. True the first time.
+    ///
+    /// Only the thread that revokes the tenancies of a connection may end it, so each shard does that for its own.
+    pub(super) fn end(&self, shard: u32) -> bool {
         self.set_down();
-        if self.evicted.swap(true, Ordering::Relaxed) {
+        let Some(share) = self.share(shard) else {
+            return false;
+        };
+        if share.ended.load(Ordering::Relaxed) {
             return false;
         }
-        for connection in 0..self.grants.len() as u32 {
+        let mut first = 0;
+        while let Some((connection, _)) = self.next_in(shard, first) {
             guard::raise(self.region(), self.guard(connection), guard::ENDED);
+            first = connection + 1;
         }
+        // Ordering: release; partner is the acquire in `is_quiet`, whose fence comes after all these words.
+        share.ended.store(true, Ordering::Release);
         true
     }
 
     /// Control thread: true if no connection of an evicted link can write any more.
     pub(super) fn is_quiet(&self) -> bool {
-        self.fence.pass(self.region())
+        // Ordering: acquire; partner is the release in `end`.
+        let mut ended = self
+            .shares
+            .iter()
+            .map(|it| it.ended.load(Ordering::Acquire));
+        ended.all(|ended| ended)
+            && self.fence.pass(self.region())
             && (0..self.grants.len() as u32)
                 .all(|connection| guard::is_quiet(self.region(), self.guard(connection)))
     }
 
-    /// Data thread: one seat less. True for the last.
-    pub(super) fn let_go(&self) -> bool {
-        // Ordering: the mutex around the commands orders what follows.
-        self.held.fetch_sub(1, Ordering::Relaxed) == 1
+    /// Control thread: it writes no more, and all shards are about to hear that.
+    pub(super) fn set_fenced(&self) {
+        self.set_down();
+        self.fenced.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether that has been said, to a thread that has held the lock around the news of its shard since.
+    pub(super) fn is_fenced(&self) -> bool {
+        self.fenced.load(Ordering::Relaxed)
+    }
+
+    /// One seat less in a shard. True for the last one of the link.
+    pub(super) fn let_go(&self, shard: u32) -> bool {
+        let Some(share) = self.share(shard) else {
+            return false;
+        };
+        share.held.fetch_sub(1, Ordering::Relaxed);
+        self.let_go_of(1)
+    }
+
+    /// All the seats less that a shard has left. True if none is left of the link.
+    pub(super) fn let_go_all(&self, shard: u32) -> bool {
+        let share = self.share(shard);
+        match share.map_or(0, |share| share.held.swap(0, Ordering::Relaxed)) {
+            0 => false,
+            seats => self.let_go_of(seats),
+        }
+    }
+
+    fn let_go_of(&self, seats: u32) -> bool {
+        // Ordering: the mutex around the orders orders what follows.
+        self.held.fetch_sub(seats, Ordering::Relaxed) == seats
     }
 }
 
-/// News for the data thread.
+/// News for the data thread of a shard; of one link they come in this order.
 #[derive(Debug)]
 pub(super) enum News {
     Opened(Arc<Link>),
+    /// Another shard has ended it: end it here, too.
+    Ended(Arc<Link>),
     Gone(Arc<Link>),
 }
 
 impl News {
     pub(super) fn link(&self) -> &Arc<Link> {
         match self {
-            Self::Opened(link) | Self::Gone(link) => link,
+            Self::Opened(link) | Self::Ended(link) | Self::Gone(link) => link,
         }
     }
 }
@@ -141,7 +240,7 @@ impl News {
 /// Orders for the control thread; each names a link.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Order {
-    /// Its guards are closed: end it.
+    /// A shard has closed its guards: end it.
     Evict(u64),
     /// All its seats have been released.
     Forget(u64),
@@ -159,5 +258,5 @@ pub(super) struct Counts {
     pub(super) fenced: Counter,
 }
 
-/// What both threads hold.
-pub(super) type Shared = crate::shared::Shared<News, Order, Counts>;
+pub(super) type Shard = crate::shared::Shard<News>;
+pub(super) type Shared = crate::shared::Shared<Order, Counts>;

@@ -1,10 +1,11 @@
 //! The back end for processes on one host: shared memory, and a Unix socket to set it up.
 //!
 //! A WRITE is a copy that its initiator makes into the peer's memory, its last word a release store; a READ
-//! is a copy out of it. So both are done when the post returns. Nothing on the data path makes a system call
-//! or allocates.
+//! is a copy out of it. So both are done when the post returns. Nothing on the data path allocates, or
+//! makes a system call but to wake an end that sleeps ([`asleep`]).
 //!
-//! - [`ShmServer`] has a control thread, which admits clients and watches their processes.
+//! - [`ShmServer`] has a control thread, which admits clients and watches their processes. There may be several for
+//!   one path, each for a thread of its own: shards.
 //! - [`ShmClient`] is a *link*: a socket and one piece of memory, with any number of connections.
 //!
 //! # When a client is fenced
@@ -26,16 +27,19 @@
 //! back end keeps apart what goes wrong, not what is an attack.
 
 mod admit;
+pub mod asleep;
 mod client;
 mod control;
 mod dial;
 mod error;
 mod fence;
+mod futex;
 pub mod guard;
 mod handshake;
 mod link;
 mod path;
 mod server;
+mod shards;
 mod socket;
 mod sys;
 mod transfer;
@@ -55,6 +59,7 @@ pub use client::{ClientOptions, ShmClient};
 pub use error::{Refusal, SetupError, Step};
 pub use handshake::VERSION;
 pub use server::{MemoryReport, ServerCounters, ServerOptions, ShmServer};
+pub use shards::SHARDS_MAX;
 
 /// Elements of a scatter list. A copy has no limit; this is what common devices have.
 const SGE_MAX: u32 = 32;

@@ -2,24 +2,27 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::thread::JoinHandle;
+use std::task::{Wake, Waker};
 use std::time::Duration;
 
-use rustix::event::{EventfdFlags, eventfd};
-use scalerpc_core::post::{Completion, Limits, ReadWr, WcStatus, WrId, WriteWr};
-use scalerpc_core::{Geometry, Region};
+use scalerpc_core::post::{Completion, Limits, ReadWr, WcStatus, WrId, WriteWr, lines_ahead};
+use scalerpc_core::{Geometry, Memory, Region};
 use scalerpc_hugepage::{Backing, HugeMemory, PagePolicy};
 
-use super::control::{Control, Rules};
+use super::asleep::{self, WriterFence};
+use super::control::{Control, Rules, wake_server};
 use super::error::{SetupError, Step};
-use super::fence::ServerFence;
+use super::fence::ReachingFence;
+use super::futex;
 use super::guard;
-use super::link::{Link, News, Order, Shared};
-use super::path::{self, Claim};
+use super::link::{self, Link, News, Order, Shared};
+use super::path;
+use super::shards::{Hub, Layout, Shard};
 use super::transfer::{self, Completions, REMOTE_ACCESS_ERROR};
 use super::{SGE_MAX, TIMEOUT_MAX, limits, own_memory};
-use crate::fabric::{Fabric, FabricEvent, Opened, PostError, Revocation};
-use crate::mapping::Mapping;
+use crate::bell::Bell;
+use crate::fabric::{Fabric, FabricEvent, Opened, PostError, Revocation, Slept};
+use crate::mapping::{Mapping, Part};
 
 /// What a server can be told besides its geometry.
 #[derive(Clone, Debug)]
@@ -49,7 +52,7 @@ impl Default for ServerOptions {
     }
 }
 
-/// Where a server's memory is. See [`ShmServer::memory_report`].
+/// Where a server's memory is; of several shards, that of one. See [`ShmServer::memory_report`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryReport {
     /// Bytes that clients read and write: demand map, endpoint table, pools. Fixed.
@@ -60,11 +63,13 @@ pub struct MemoryReport {
     pub per_seat_bytes: usize,
     /// Pages of the exposed memory, and why they are not what was preferred.
     pub backing: Backing,
-    /// Bytes of clients' memory that are mapped now; their owners account for them.
+    /// Bytes of clients' memory that are mapped now, for all shards; their owners account for them.
     pub client_bytes: u64,
 }
 
 /// What has happened at a server. Gauges are as of now; everything else only rises.
+///
+/// Of several shards, each counts its own seats and revocations, and tells of the links of all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ServerCounters {
     /// Gauge: links in service.
@@ -100,31 +105,36 @@ struct Seat {
     gone: bool,
 }
 
+const SHARDS: &str = "there must be 1 to 64 shards, and their memory must fit the address space";
+
 /// What a seat costs here: its record, and its place in the list of free ones.
 const SEAT_BYTES: usize = size_of::<Seat>() + size_of::<u32>();
 
-/// The server's end of the shared memory back end: one for all clients of a path.
+/// The server's end of the shared memory back end: one for all clients of a path, or one of several shards, each with
+/// its own part of the connections and of the memory.
 ///
-/// Dropping it ends all connections and frees the path; but not in a child of `fork`.
+/// Dropping it ends all its connections, and with them all others of their links; dropping the last shard frees the
+/// path. But not in a child of `fork`.
 #[derive(Debug)]
 pub struct ShmServer {
     geometry: Geometry,
     limits: Limits,
-    exposed: Arc<Mapping>,
+    /// Which shard this is, and how many there are.
+    number: u32,
+    shards: u32,
+    exposed: Arc<Part>,
     private: Mapping,
-    fence: ServerFence,
+    fence: ReachingFence,
+    /// Before the look at whether a client sleeps.
+    look: WriterFence,
     seats: Box<[Seat]>,
     completions: Completions,
     /// News that is being told, and the connection that is next.
     telling: Option<(News, u32)>,
-    shared: Arc<Shared>,
-    control: Option<JoinHandle<()>>,
-    /// Dropped after the control thread has ended.
-    _claim: Claim,
+    line: Arc<link::Shard>,
+    hub: Arc<Hub>,
     revocations: u64,
     revocations_pending: u64,
-    /// The control thread is this process's; a fork of it has none.
-    process: u32,
 }
 
 impl ShmServer {
@@ -138,84 +148,122 @@ impl ShmServer {
         geometry: Geometry,
         options: ServerOptions,
     ) -> Result<Self, SetupError> {
+        let mut shards = Self::listen_shards(path, geometry, 1, options)?;
+        shards.pop().ok_or(SetupError::BadRequest { what: SHARDS })
+    }
+
+    /// As [`listen`](Self::listen), for several data threads, each of which polls a shard: what it has for itself of
+    /// the connections, the memory, the completions and the news. `geometry` is that of one shard, so there are
+    /// `shards` (1 to [`SHARDS_MAX`](super::SHARDS_MAX)) times its seats. The connections of a link are spread evenly.
+    ///
+    /// All shards admit clients by one socket and one control thread. A link ends as a whole: when one shard closes
+    /// a connection, the others learn that their connections of that link are gone. So all shards have to be polled.
+    /// Which shard a connection is in is not up to the client.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn listen_shards(
+        path: impl AsRef<Path>,
+        geometry: Geometry,
+        shards: u32,
+        options: ServerOptions,
+    ) -> Result<Vec<Self>, SetupError> {
         let path = path.as_ref();
         if options.links_max == 0 || options.handshakes_max == 0 {
             let what = "links_max and handshakes_max must be at least 1";
             return Err(SetupError::BadRequest { what });
         }
+        let no_shards = || SetupError::BadRequest { what: SHARDS };
+        let layout = Layout::new(&geometry, shards).ok_or_else(no_shards)?;
         let memory = |name, bytes| {
             let memory = HugeMemory::builder(name, bytes).policy(options.page_policy);
             own_memory(memory.numa_node(options.numa_node), bytes, bytes)
         };
         // First the path, so that nothing large is made in vain.
         let (claim, listener) = path::claim(path)?;
-        let exposed = Arc::new(memory("scalerpc-pools", geometry.server_exposed_bytes())?);
-        let private = memory("scalerpc-send", geometry.server_private_bytes())?;
+        let exposed = Arc::new(memory("scalerpc-pools", layout.bytes())?);
+        let private: Result<Vec<_>, _> = (0..shards)
+            .map(|_| memory("scalerpc-send", geometry.server_private_bytes()))
+            .collect();
+        let private = private?;
         let system = |call| move |error| SetupError::system(path, Step::Start, call, error);
-        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|errno| system("eventfd")(std::io::Error::from(errno)))?;
-        let shared = Arc::new(Shared::new(wake, geometry.clients_max()));
-        let fence = ServerFence::probe();
+        let wake = Bell::new().map_err(system("eventfd"))?;
+        let shared = Arc::new(Shared::new(wake));
+        let fence = ReachingFence::probe();
         let rules = Rules {
             geometry,
+            layout,
             fence,
             links_max: options.links_max,
             handshakes_max: options.handshakes_max,
             handshake_timeout: options.handshake_timeout.min(TIMEOUT_MAX),
         };
-        let control = Control::new(Arc::clone(&shared), Arc::clone(&exposed), rules, listener)
+        let all = Shard::all(&exposed, &layout, geometry.clients_max()).ok_or_else(no_shards)?;
+        let control = Control::new(Arc::clone(&shared), all.clone(), rules, listener)
             .map_err(|errno| system("epoll")(std::io::Error::from(errno)))?;
         let control = std::thread::Builder::new()
             .name("scalerpc-control".into())
             .spawn(|| control.run())
             .map_err(system("starting a thread"))?;
-        let seats = (0..geometry.clients_max())
-            .map(|_| Seat::default())
-            .collect();
+        let hub = Arc::new(Hub::new(shared, control, claim));
+        let shard = |((number, shard), private)| Self::new(number, shard, private, &rules, &hub);
+        Ok((0..).zip(all).zip(private).map(shard).collect())
+    }
+
+    fn new(number: u32, shard: Shard, private: Mapping, rules: &Rules, hub: &Arc<Hub>) -> Self {
+        let geometry = rules.geometry;
         // Between two looks at the completions the engine posts, for each zone, at most the READs of a window,
         // one signaled WRITE for every half of a send queue, which is a window or more, and a switch event.
         let each = geometry.window().div_ceil(SGE_MAX) as usize + 3;
         let completions = each * geometry.pools() as usize * geometry.zones() as usize;
-        Ok(Self {
+        Self {
             geometry,
             limits: limits(&geometry),
-            exposed,
+            number,
+            shards: rules.layout.shards(),
+            exposed: shard.exposed,
             private,
-            fence,
-            seats,
+            fence: rules.fence,
+            look: match rules.fence.is_expedited() {
+                true => WriterFence::Light,
+                false => WriterFence::Full,
+            },
+            seats: (0..geometry.clients_max())
+                .map(|_| Seat::default())
+                .collect(),
             completions: Completions::new(completions),
             telling: None,
-            shared,
-            control: Some(control),
-            _claim: claim,
+            line: shard.line,
+            hub: Arc::clone(hub),
             revocations: 0,
             revocations_pending: 0,
-            process: std::process::id(),
-        })
+        }
     }
 
-    /// The geometry that all connections share.
+    /// The geometry that all connections share: that of this shard.
     pub fn geometry(&self) -> &Geometry {
         &self.geometry
     }
 
     /// Where the memory is. It does not grow with clients: the seats are there from the start.
     pub fn memory_report(&self) -> MemoryReport {
+        let exposed = self.exposed.whole().memory();
         MemoryReport {
-            exposed_bytes: self.exposed.memory().len(),
+            exposed_bytes: exposed.len() / self.shards as usize,
             private_bytes: self.private.memory().len(),
             per_seat_bytes: self.geometry.server_bytes_per_client() + SEAT_BYTES,
-            backing: self.exposed.memory().backing().clone(),
-            client_bytes: self.shared.counts.client_bytes.get(),
+            backing: exposed.backing().clone(),
+            client_bytes: self.hub.shared.counts.client_bytes.get(),
         }
     }
 
     /// What has happened so far. Takes a lock: not for the data path.
     pub fn counters(&self) -> ServerCounters {
-        let counts = &self.shared.counts;
+        let counts = &self.hub.shared.counts;
         ServerCounters {
             links_open: counts.links_open.get(),
-            seats_free: self.shared.free_seats(),
+            seats_free: self.line.free_seats(),
             links_admitted: counts.links_admitted.get(),
             refused: counts.refused.get(),
             violations: counts.violations.get(),
@@ -268,48 +316,90 @@ impl ShmServer {
         Some((link, link.guard(seat.connection)))
     }
 
-    /// The next piece of the news at hand.
+    /// The others go on without this shard: the links that have connections here end.
+    fn leave(&mut self) {
+        let telling = self.telling.take().map(|(news, _)| news);
+        let unread = telling.into_iter().chain(self.line.close());
+        let unread: Vec<_> = unread.map(|news| Arc::clone(news.link())).collect();
+        let seats = self.seats.iter().filter_map(|seat| seat.link.as_ref());
+        for link in seats.chain(&unread) {
+            self.hub.end(link, self.number);
+            // Or else the control thread has not told yet that it is, and will find this shard closed.
+            if link.is_fenced() && link.let_go_all(self.number) {
+                self.hub.shared.order(Order::Forget(link.id));
+            }
+        }
+    }
+
+    /// The next piece of the news.
     fn tell(&mut self) -> Option<FabricEvent> {
-        if self.telling.is_none() {
-            self.telling = self.shared.take_news().map(|news| (news, 0));
-        }
-        let (news, connection) = self.telling.as_mut()?;
-        let number = *connection;
-        let link = news.link();
-        let grant = *link.grants.get(number as usize)?;
-        let is_last = number as usize + 1 == link.grants.len();
-        let seat = self.seats.get_mut(grant.seat as usize)?;
-        let event = match news {
-            News::Opened(link) => {
-                *seat = Seat {
-                    link: Some(Arc::clone(link)),
-                    connection: number,
-                    ..Seat::default()
-                };
-                FabricEvent::Opened(Opened {
-                    seat: grant.seat,
-                    owner: grant.owner,
-                    ring_at: self.geometry.ring(number),
-                    staging_at: self.geometry.staging(number),
-                    placement: self.limits.placement,
-                })
+        loop {
+            if self.telling.is_none() {
+                self.telling = self.line.take_news().map(|news| (news, 0));
             }
-            News::Gone(_) => {
-                if seat.pending > 0 {
-                    // First the completions are taken.
-                    return None;
+            let (news, next) = self.telling.as_mut()?;
+            let link = news.link();
+            let grant = match news {
+                News::Ended(_) => {
+                    self.hub.end(link, self.number);
+                    None
                 }
-                seat.gone = true;
-                FabricEvent::Gone {
-                    connection: grant.seat,
+                News::Opened(_) | News::Gone(_) => link.next_in(self.number, *next),
+            };
+            let Some((connection, grant)) = grant else {
+                self.telling = None;
+                continue;
+            };
+            let seat = self.seats.get_mut(grant.seat as usize)?;
+            let event = match news {
+                News::Opened(_) => {
+                    *seat = Seat {
+                        link: Some(Arc::clone(link)),
+                        connection,
+                        ..Seat::default()
+                    };
+                    FabricEvent::Opened(Opened {
+                        seat: grant.seat,
+                        owner: grant.owner,
+                        ring_at: self.geometry.ring(connection),
+                        staging_at: self.geometry.staging(connection),
+                        placement: self.limits.placement,
+                    })
                 }
+                // First the completions are taken.
+                _ if seat.pending > 0 => return None,
+                _ => {
+                    seat.gone = true;
+                    FabricEvent::Gone {
+                        connection: grant.seat,
+                    }
+                }
+            };
+            *next = connection + 1;
+            if link.next_in(self.number, *next).is_none() {
+                // Not a round later: who holds a link keeps its memory mapped.
+                self.telling = None;
             }
-        };
-        *connection += 1;
-        if is_last {
-            self.telling = None;
+            return Some(event);
         }
-        Some(event)
+    }
+}
+
+/// Of an end that sleeps as it goes on: a system call that only such clients cost.
+#[cold]
+fn wake_client(link: &Link) {
+    futex::wake(link.region(), link.asleep_at());
+}
+
+/// Wakes the data thread.
+struct DataThread {
+    exposed: Arc<Part>,
+    asleep_at: usize,
+}
+
+impl Wake for DataThread {
+    fn wake(self: Arc<Self>) {
+        wake_server(&self.exposed, self.asleep_at);
     }
 }
 
@@ -328,7 +418,7 @@ unsafe impl Fabric for ShmServer {
         self.private.region()
     }
 
-    #[inline]
+    #[inline(always)]
     fn post_write(&mut self, wr: &WriteWr) -> Result<(), PostError> {
         let link = self.up(wr.connection)?;
         if wr.signaled && self.completions.is_full() {
@@ -339,10 +429,22 @@ unsafe impl Fabric for ShmServer {
             return self.fail(wr.connection, wr.wr_id);
         }
         transfer::write(to, wr.remote, self.private.region(), wr.local, wr.len);
+        if asleep::must_wake(to, link.asleep_at(), self.look) {
+            wake_client(link);
+        }
         if wr.signaled {
             self.complete(wr.connection, wr.wr_id, WcStatus::Success);
         }
         Ok(())
+    }
+
+    #[inline(always)]
+    fn will_write(&self, connection: u32, end: usize, len: usize) {
+        if let Ok(link) = self.up(connection) {
+            for line in lines_ahead(end, len) {
+                link.region().prefetch_write(line);
+            }
+        }
     }
 
     #[inline]
@@ -370,7 +472,7 @@ unsafe impl Fabric for ShmServer {
 
     #[inline]
     fn poll_event(&mut self) -> Option<FabricEvent> {
-        if self.telling.is_none() && !self.shared.has_news() {
+        if self.telling.is_none() && !self.line.has_news() {
             return None;
         }
         self.tell()
@@ -399,10 +501,35 @@ unsafe impl Fabric for ShmServer {
     fn close(&mut self, connection: u32) {
         let seat = self.seats.get(connection as usize);
         if let Some(link) = seat.and_then(|seat| seat.link.as_ref()) {
-            if link.evict() {
-                self.shared.order(Order::Evict(link.id));
-            }
+            self.hub.end(link, self.number);
         }
+    }
+
+    fn can_sleep(&self) -> bool {
+        true
+    }
+
+    fn sleep(&mut self, timeout: Duration, found: &dyn Fn(&Region) -> bool) -> Slept {
+        if self.completions.is_waiting() || self.telling.is_some() {
+            return Slept::NotAtAll;
+        }
+        let (exposed, at) = (self.exposed.region(), self.geometry.server_asleep());
+        asleep::announce(exposed, at);
+        // Ordering: full; partner is the fence of `must_wake`, of clients and of other threads.
+        exposed.fence_full();
+        let slept = match self.line.has_news() || found(exposed) {
+            true => Slept::NotAtAll,
+            false if futex::sleep(exposed, at, timeout) => Slept::TimedOut,
+            false => Slept::Woken,
+        };
+        asleep::withdraw(exposed, at);
+        slept
+    }
+
+    fn waker(&self) -> Waker {
+        let exposed = Arc::clone(&self.exposed);
+        let asleep_at = self.geometry.server_asleep();
+        Waker::from(Arc::new(DataThread { exposed, asleep_at }))
     }
 
     fn bytes_per_connection(&self) -> usize {
@@ -417,10 +544,10 @@ unsafe impl Fabric for ShmServer {
             return;
         }
         if let Some(link) = std::mem::take(record).link {
-            self.shared.give_back([seat]);
-            if link.let_go() {
+            self.line.give_back([seat]);
+            if link.let_go(self.number) {
                 // The control thread has the last reference, and unmaps: that can take long.
-                self.shared.order(Order::Forget(link.id));
+                self.hub.shared.order(Order::Forget(link.id));
             }
         }
     }
@@ -428,13 +555,9 @@ unsafe impl Fabric for ShmServer {
 
 impl Drop for ShmServer {
     fn drop(&mut self) {
-        if self.process != std::process::id() {
-            return;
-        }
-        self.shared.stop();
-        if let Some(control) = self.control.take() {
-            // It has nothing to return; a panic of it has been reported already.
-            let _ = control.join();
+        // The last shard leaves it to the control thread to say goodbye.
+        if self.hub.is_ours() && Arc::strong_count(&self.hub) > 1 {
+            self.leave();
         }
     }
 }

@@ -36,7 +36,7 @@ impl Control {
             return self.refuse(peer, Refusal::TooMany, self.rules.links_max);
         }
         // Nothing is allocated before the seats are known to be free.
-        let seats = match self.shared.take_seats(hello.connections) {
+        let seats = match self.shard.take_seats(hello.connections) {
             Ok(seats) => seats,
             Err(free) => return self.refuse(peer, Refusal::Busy, free),
         };
@@ -165,6 +165,7 @@ impl Control {
         let (plan, inline) = (&self.rules.plan, self.rules.inline);
         let queue = &self.queues[plan.queue_of(seat)];
         let made = self.nic.queue_pair(queue, plan, inline, &peer.address)?;
+        self.nic.receive(&made, seat, plan, &peer.address)?;
         let pairing = Pairing {
             peer: pair.number,
             own_psn: psn,
@@ -200,7 +201,7 @@ impl Control {
         counts.links_admitted.add(1);
         for ((&seat, owner), number) in seats.iter().zip(owners).zip(0..) {
             if let Some(Some(slot)) = self.seats.get(seat as usize) {
-                self.shared.tell(News::Opened(Opening {
+                self.tell(News::Opened(Opening {
                     seat,
                     number,
                     owner,

@@ -5,8 +5,8 @@
 use std::ptr::{self, NonNull};
 
 use rdma_core_sys::{
-    IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE, ibv_post_send, ibv_qp,
-    ibv_send_wr, ibv_sge, ibv_wr_opcode,
+    IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE,
+    IBV_WR_RDMA_WRITE_WITH_IMM, ibv_post_send, ibv_qp, ibv_send_wr, ibv_sge, ibv_wr_opcode,
 };
 use scalerpc_core::post::WrId;
 
@@ -152,6 +152,17 @@ impl Batch {
         let sge = unsafe { self.sge(addr, len, lkey) };
         // SAFETY: the caller's.
         unsafe { self.add(chain, head, IBV_WR_RDMA_WRITE, 0, (sge, 1)) };
+    }
+
+    /// The WRITE that was added last to a chain wakes the peer. Its immediate is zero, and says nothing.
+    ///
+    /// # Safety
+    ///
+    /// The chain ends with a WRITE of this batch.
+    #[inline]
+    pub(super) unsafe fn wake(&mut self, chain: &Chain) {
+        // SAFETY: the caller's; nobody else refers to it before it is posted.
+        unsafe { (*chain.tail).opcode = IBV_WR_RDMA_WRITE_WITH_IMM };
     }
 
     /// Adds a READ into pieces of registered memory, all of one length.

@@ -28,10 +28,11 @@ use super::nic::Nic;
 use super::packet::{Inbox, Packet};
 use super::plan::Plan;
 use super::qp;
-use super::resources::{CompletionQueue, QueuePair};
+use super::resources::{QueuePair, Queues};
 use super::setup::Refusal;
-use super::shared::{News, Order, Shared};
+use super::shared::{News, Order, Shard, Shared};
 use super::tcp::{self, Incoming};
+use crate::bell::Bell;
 use crate::door::{Door, LISTENER, WAKE};
 use crate::mapping::Mapping;
 
@@ -105,9 +106,12 @@ pub(super) struct Seat {
 
 pub(super) struct Control {
     pub(super) shared: Arc<Shared>,
+    pub(super) shard: Arc<Shard>,
     pub(super) nic: Nic,
-    pub(super) queues: Box<[Arc<CompletionQueue>]>,
+    pub(super) queues: Box<[Queues]>,
     exposed: Arc<Mapping>,
+    /// Wakes the data thread.
+    bell: Arc<Bell>,
     pub(super) rules: Rules,
     door: Door<TcpListener>,
     events: Events,
@@ -120,9 +124,11 @@ pub(super) struct Control {
 /// What the control thread works with.
 pub(super) struct Parts {
     pub(super) shared: Arc<Shared>,
+    pub(super) shard: Arc<Shard>,
     pub(super) nic: Nic,
-    pub(super) queues: Box<[Arc<CompletionQueue>]>,
+    pub(super) queues: Box<[Queues]>,
     pub(super) exposed: Arc<Mapping>,
+    pub(super) bell: Arc<Bell>,
 }
 
 impl Control {
@@ -138,9 +144,11 @@ impl Control {
         let seats = (0..rules.geometry.clients_max()).map(|_| None).collect();
         Ok(Self {
             shared: parts.shared,
+            shard: parts.shard,
             nic: parts.nic,
             queues: parts.queues,
             exposed: parts.exposed,
+            bell: parts.bell,
             rules,
             door,
             events,
@@ -155,6 +163,12 @@ impl Control {
         self.exposed.region()
     }
 
+    pub(super) fn tell(&self, news: News) {
+        // The shard is open for as long as this thread works. The data thread may be asleep.
+        let _ = self.shard.tell(news);
+        self.bell.ring();
+    }
+
     /// Works until the server stops; then it gives away the queue pairs that are left, in ERR.
     pub(super) fn run(mut self) -> Vec<(u32, QueuePair)> {
         let mut events = Vec::with_capacity(64);
@@ -163,7 +177,7 @@ impl Control {
             self.door.wait(&mut events, pause);
             for event in &events {
                 match event.data.u64() {
-                    WAKE => self.shared.drain_wake(),
+                    WAKE => self.shared.wake.hush(),
                     LISTENER => self.accept(),
                     DEVICE => self.on_device(),
                     id => self.with_peer(id, Self::on_stream),
@@ -362,7 +376,7 @@ impl Control {
             Order::Destroy(seat) => {
                 if let Some(slot) = self.seats.get_mut(seat as usize) {
                     *slot = None;
-                    self.shared.tell(News::Destroyed(seat));
+                    self.tell(News::Destroyed(seat));
                 }
             }
         }
@@ -378,7 +392,7 @@ impl Control {
         let flushes = qp::fail(&slot.pair).is_ok();
         let number = slot.number;
         self.shared.counts.fenced.add(1);
-        self.shared.tell(News::Failed { seat, flushes });
+        self.tell(News::Failed { seat, flushes });
         self.with_peer(peer, |control, mut peer| {
             match control.send(&mut peer, &Packet::Closed(number)) {
                 true => Some(peer),
@@ -424,13 +438,15 @@ impl Control {
             Stage::Greeting => counts.abandoned.add(1),
             Stage::Offered(joining) | Stage::Pairing(joining, _) => {
                 counts.abandoned.add(1);
-                // The data thread has not heard of these: they can be destroyed at once.
-                for &seat in &joining.seats {
-                    if let Some(slot) = self.seats.get_mut(seat as usize) {
-                        *slot = None;
+                // The data thread has not heard of these: they can be destroyed at once. But it may have to take what
+                // they received.
+                for seat in joining.seats {
+                    let slot = self.seats.get_mut(seat as usize);
+                    match slot.and_then(Option::take) {
+                        Some(_) => self.tell(News::Abandoned(seat)),
+                        None => self.shard.give_back([seat]),
                     }
                 }
-                self.shared.give_back(joining.seats);
             }
         }
         None

@@ -62,7 +62,7 @@ pub(super) fn dial(
         policy: options.page_policy,
         node: options.numa_node,
     };
-    let ground = nic.ground(&geometry, connections, bytes, pages)?;
+    let ground = nic.ground(None, &geometry, connections, bytes, pages)?;
     dialog.send(&Packet::Region(ground.remote(bytes.0)));
     let mut joint = Joint {
         nic: &nic,

@@ -29,6 +29,8 @@ pub enum Step {
     ProtectionDomain,
     /// Registering memory.
     Register,
+    /// Making a completion channel.
+    Channel,
     /// Making a completion queue.
     CompletionQueue,
     /// Making a queue pair.
@@ -53,6 +55,7 @@ impl fmt::Display for Step {
             Self::Gid => "query GIDs",
             Self::ProtectionDomain => "protection domain",
             Self::Register => "register memory",
+            Self::Channel => "completion channel",
             Self::CompletionQueue => "completion queue",
             Self::QueuePair => "queue pair",
             Self::Init => "queue pair to INIT",

@@ -12,8 +12,8 @@ use scalerpc_core::post::{Completion, ReadWr, WcStatus, WrId, WriteWr};
 use scalerpc_core::{Geometry, Memory, Region};
 
 use super::batch::{Batch, Chain, Head};
-use super::failure::{Failure, Why};
-use super::resources::{CompletionQueue, Registration};
+use super::failure::{Failure, Unposted, Why};
+use super::resources::{CompletionQueue, Registration, post_receive};
 use crate::fabric::PostError;
 
 /// Completions that are taken together.
@@ -65,6 +65,8 @@ struct Lane {
     /// The last work request that was added.
     last: WrId,
     state: LaneState,
+    /// What it has received before the data path knew of it.
+    received: u32,
 }
 
 const VACANT: Lane = Lane {
@@ -77,6 +79,7 @@ const VACANT: Lane = Lane {
     chain: Chain::EMPTY,
     last: WrId(0),
     state: LaneState::Vacant,
+    received: 0,
 };
 
 impl Lane {
@@ -190,17 +193,22 @@ impl Lanes {
     pub(super) fn attach(&mut self, connection: u32, qp: QpRef, remote: Remote) {
         if let Some(lane) = self.lanes.get_mut(connection as usize) {
             debug_assert_eq!(lane.state, LaneState::Vacant);
+            let received = lane.received;
             *lane = Lane {
                 qp,
                 remote,
                 chain: Chain::EMPTY,
                 last: WrId(u64::from(connection) << 32),
                 state: LaneState::Up,
+                received: 0,
             };
+            for _ in 0..received {
+                self.receive(connection);
+            }
         }
     }
 
-    /// The connection is gone, and its queue pair destroyed.
+    /// The connection is gone, and its queue pair destroyed; or there never was one.
     pub(super) fn detach(&mut self, connection: u32) {
         if let Some(lane) = self.lanes.get_mut(connection as usize) {
             *lane = VACANT;
@@ -271,6 +279,10 @@ impl Lanes {
             let source = (addr, wr.len, self.source.lkey);
             // SAFETY: room was made.
             unsafe { self.batch.write(&mut lane.chain, head, source) };
+        }
+        if wr.wakes() {
+            // SAFETY: the chain ends with the WRITE that has just been added.
+            unsafe { self.batch.wake(&lane.chain) };
         }
         lane.last = wr.wr_id;
         Ok(())
@@ -343,6 +355,42 @@ impl Lanes {
         }
         self.waiting.clear();
         self.batch.clear();
+    }
+
+    /// A connection has received something, and is to receive once more; a device that does not take that has failed it.
+    pub(super) fn receive(&mut self, connection: u32) {
+        let Some(lane) = self.lanes.get_mut(connection as usize) else {
+            return;
+        };
+        match lane.state {
+            LaneState::Up => {}
+            // Its news is under way.
+            LaneState::Vacant => {
+                lane.received += 1;
+                return;
+            }
+            LaneState::Down | LaneState::Draining | LaneState::Drained => return,
+        }
+        // SAFETY: the queue pair is live, since the lane is up.
+        let posted = unsafe { post_receive(lane.qp.0, connection.into()) };
+        if let Err(errno) = posted {
+            let (posted, unposted) = (0, 1);
+            self.last_failure = Some(Failure {
+                connection,
+                why: Why::Post(Unposted {
+                    errno,
+                    posted,
+                    unposted,
+                }),
+            });
+            self.set_down(connection);
+            self.failed.push(connection);
+        }
+    }
+
+    /// True if there is a completion, which stays to be taken.
+    pub(super) fn has_completion(&mut self) -> bool {
+        self.wcs_at < self.wcs_len || self.refill()
     }
 
     /// Takes a completion.

@@ -15,6 +15,7 @@
 //! it writes is checked before it is used. Whoever can reach the server's TCP port can become a client.
 
 mod admit;
+mod asleep;
 mod batch;
 mod client;
 mod context;

@@ -19,7 +19,7 @@ use super::lanes::{Lanes, Reach, Remote};
 use super::near;
 use super::plan::{Bounds, INLINE_WANTED, Plan};
 use super::qp::{self, End, Pairing, Patience, Route};
-use super::resources::{CompletionQueue, Domain, QueuePair, Registration};
+use super::resources::{Channel, CompletionQueue, Domain, QueuePair, Queues, Registration};
 use super::setup::SetupError;
 use crate::mapping::Mapping;
 
@@ -43,7 +43,7 @@ pub(super) struct Nic {
 #[derive(Debug)]
 pub(super) struct Ground {
     pub(super) plan: Plan,
-    pub(super) queues: Box<[Arc<CompletionQueue>]>,
+    pub(super) queues: Box<[Queues]>,
     pub(super) inline: u32,
     pub(super) exposed: Registration,
     pub(super) private: Registration,
@@ -56,7 +56,8 @@ impl Ground {
             inline_max: self.inline as usize,
             sge_max: self.plan.sge_max,
         };
-        Lanes::new(geometry, reach, self.queues, self.exposed, self.private)
+        let queues = self.queues.iter().map(|it| Arc::clone(&it.sends)).collect();
+        Lanes::new(geometry, reach, queues, self.exposed, self.private)
     }
 
     /// Where the peer finds the exposed memory.
@@ -103,16 +104,17 @@ impl Nic {
         &self.device
     }
 
-    /// Makes queues and memory for so many connections.
+    /// Makes queues and memory for so many connections. A channel is told of completions, when that is asked for.
     pub(super) fn ground(
         &self,
+        channel: Option<&Arc<Channel>>,
         geometry: &Geometry,
         connections: u32,
         (exposed_bytes, private_bytes): (usize, usize),
         pages: Pages,
     ) -> Result<Ground, SetupError> {
         let plan = Plan::new(geometry, connections, self.end, Bounds::of(&self.device));
-        let queues = self.queues(&plan)?;
+        let queues = self.queues(&plan, channel)?;
         let inline = self.inline_max(&queues[0], &plan)?;
         let (exposed, private) = self.memory(exposed_bytes, private_bytes, pages)?;
         Ok(Ground {
@@ -155,29 +157,64 @@ impl Nic {
         Registration::new(&self.domain, mapping, access).map_err(failed)
     }
 
-    fn queues(&self, plan: &Plan) -> Result<Box<[Arc<CompletionQueue>]>, VerbsError> {
-        let one = |_| {
-            CompletionQueue::new(self.device.context(), plan.entries).map_err(|errno| {
+    pub(super) fn channel(&self) -> Result<Arc<Channel>, VerbsError> {
+        Channel::new(self.device.context()).map_err(|errno| {
+            let (step, place) = (Step::Channel, self.device.place());
+            VerbsError::failed(step, "ibv_create_comp_channel", place, errno)
+        })
+    }
+
+    fn queues(
+        &self,
+        plan: &Plan,
+        channel: Option<&Arc<Channel>>,
+    ) -> Result<Box<[Queues]>, VerbsError> {
+        let queue = |entries| {
+            CompletionQueue::new(self.device.context(), entries, channel).map_err(|errno| {
                 let (step, place) = (Step::CompletionQueue, self.device.place());
-                let bytes = u64::from(plan.entries) * 64;
+                let bytes = u64::from(entries) * 64;
                 VerbsError::failed_to_lock(step, "ibv_create_cq", place, errno, bytes)
             })
         };
-        (0..plan.queues).map(one).collect()
+        let both = |_| {
+            let sends = queue(plan.entries)?;
+            let receives = match self.end {
+                End::Server => queue(plan.entries_received())?,
+                // It receives nothing.
+                End::Client => Arc::clone(&sends),
+            };
+            Ok(Queues { sends, receives })
+        };
+        (0..plan.queues).map(both).collect()
     }
 
     /// Makes a queue pair in INIT.
     pub(super) fn queue_pair(
         &self,
-        queue: &Arc<CompletionQueue>,
+        queues: &Queues,
         plan: &Plan,
         inline: u32,
         peer: &dyn Display,
     ) -> Result<QueuePair, VerbsError> {
-        let made = QueuePair::new(&self.domain, queue, plan.shape(inline));
+        let made = QueuePair::new(&self.domain, queues, plan.shape(inline));
         let (pair, _) = made.map_err(|errno| self.failed_pair(errno, peer))?;
         self.init(&pair, peer)?;
         Ok(pair)
+    }
+
+    /// Has a queue pair receive what wakes this end, as often as it can, before anybody can send it.
+    pub(super) fn receive(
+        &self,
+        pair: &QueuePair,
+        seat: u32,
+        plan: &Plan,
+        peer: &dyn Display,
+    ) -> Result<(), VerbsError> {
+        let posted = (0..plan.receives).try_for_each(|_| pair.receive(seat.into()));
+        posted.map_err(|errno| {
+            let place = self.device.place().with_peer(peer);
+            VerbsError::failed(Step::QueuePair, "ibv_post_recv", place, errno)
+        })
     }
 
     fn init(&self, pair: &QueuePair, peer: &dyn Display) -> Result<(), VerbsError> {
@@ -209,10 +246,10 @@ impl Nic {
     }
 
     /// Finds out how many bytes the device takes inline: no interface says. Devices refuse what is too much.
-    fn inline_max(&self, queue: &Arc<CompletionQueue>, plan: &Plan) -> Result<u32, VerbsError> {
+    fn inline_max(&self, queues: &Queues, plan: &Plan) -> Result<u32, VerbsError> {
         let mut wanted = INLINE_WANTED;
         loop {
-            match QueuePair::new(&self.domain, queue, plan.shape(wanted)) {
+            match QueuePair::new(&self.domain, queues, plan.shape(wanted)) {
                 Ok((_, inline)) => return Ok(inline),
                 Err(Errno(libc::EINVAL | libc::ENOMEM)) if wanted > 0 => wanted /= 2,
                 Err(errno) => return Err(self.failed_pair(errno, &"none yet")),

@@ -28,7 +28,7 @@ use super::setup::Refusal;
 use crate::fields::{Fields, config_words};
 
 /// Version of the protocol: of these packets, and of all that the ends then do with each other's memory.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 3;
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"ScaleRDM");
 
 pub(super) const HEADER_BYTES: usize = 32;
@@ -526,7 +526,7 @@ mod tests {
     fn the_part_that_stays_the_same_in_all_versions() {
         let bytes = Packet::Refusal(Refusal::Busy, 5).bytes(7);
         let expected = [
-            &b"ScaleRDM\x01\0\0\0\x02\0\0\0"[..],
+            &b"ScaleRDM\x03\0\0\0\x02\0\0\0"[..],
             b"\x07\0\0\0\0\0\0\0\x08\0\0\0\0\0\0\0",
             b"\x02\0\0\0\x05\0\0\0",
         ];

@@ -18,13 +18,19 @@ const SENDS_MIN: u32 = 16;
 /// After the engine's work requests comes one more, which shows that the queue has been flushed.
 const BEACONS: u32 = 1;
 
+/// WRITEs of demand that a connection of the server may have received before it looks. A client has one in a tenancy, which
+/// takes a server several rounds; one more may be of the tenancy before.
+pub(super) const RECEIVES: u32 = 2;
+
 /// How queues are sized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Plan {
     /// Work requests that the engine may have outstanding on a connection.
     pub(super) sq_depth: u32,
     pub(super) sge_max: u32,
-    /// Completion queues.
+    /// Receives of a connection: by these a server is woken.
+    pub(super) receives: u32,
+    /// Completion queues for what is sent. A server has as many for what is received.
     pub(super) queues: u32,
     /// Connections that share one.
     pub(super) per_queue: u32,
@@ -73,6 +79,10 @@ impl Plan {
             End::Server => geometry.window().min(SGE_WANTED),
             End::Client => 1,
         };
+        let receives = match end {
+            End::Server => RECEIVES.min(most),
+            End::Client => 0,
+        };
         let sge_max = elements
             .min(known(bounds.max_sge))
             .min(known(bounds.max_sge_read))
@@ -86,6 +96,7 @@ impl Plan {
         let this = Self {
             sq_depth,
             sge_max,
+            receives,
             queues,
             per_queue,
             entries: per_queue * each,
@@ -101,7 +112,13 @@ impl Plan {
             sends: self.sq_depth + BEACONS,
             sges: self.sge_max,
             inline,
+            receives: self.receives,
         }
+    }
+
+    /// Completions of receives that a queue holds: no more than of sends.
+    pub(super) fn entries_received(&self) -> u32 {
+        self.per_queue * self.receives
     }
 
     /// The completion queue of a connection.
@@ -148,6 +165,8 @@ mod tests {
                     assert!(last < plan.queues as usize);
                     assert!(plan.entries <= known(max_cqe));
                     assert_eq!(plan.entries, plan.per_queue * (plan.sq_depth + BEACONS));
+                    assert_eq!(plan.entries_received(), plan.per_queue * plan.receives);
+                    assert!((1..=plan.entries).contains(&plan.entries_received()));
                 }
             }
         }

@@ -20,7 +20,7 @@ use super::device::OpenDevice;
 use super::errno::Errno;
 use super::error::{Place, Step, VerbsError};
 use super::qp::{self, End, Pairing, Patience, Route};
-use super::resources::{CompletionQueue, Domain, QueuePair, Registration, Shape};
+use super::resources::{CompletionQueue, Domain, QueuePair, Queues, Registration, Shape};
 use super::setup::SetupError;
 use crate::mapping::Mapping;
 
@@ -112,14 +112,19 @@ impl<'a> Loop<'a> {
         let access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
         let memory = Registration::new(&domain, &Arc::new(mapping), access)
             .map_err(failed(Step::Register, "ibv_reg_mr"))?;
-        let queue = CompletionQueue::new(context, 1)
+        let queue = CompletionQueue::new(context, 1, None)
             .map_err(failed(Step::CompletionQueue, "ibv_create_cq"))?;
+        let queues = Queues {
+            sends: Arc::clone(&queue),
+            receives: Arc::clone(&queue),
+        };
         let shape = Shape {
             sends: 1,
             sges: 1,
             inline: 0,
+            receives: 0,
         };
-        let (pair, _) = QueuePair::new(&domain, &queue, shape)
+        let (pair, _) = QueuePair::new(&domain, &queues, shape)
             .map_err(failed(Step::QueuePair, "ibv_create_qp"))?;
         let this = Self {
             device,

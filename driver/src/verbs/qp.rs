@@ -92,11 +92,20 @@ pub(super) const RTS_MASK: ibv_qp_attr_mask = IBV_QP_STATE
     | IBV_QP_SQ_PSN
     | IBV_QP_MAX_QP_RD_ATOMIC;
 
-/// Time until a sender that found no receive buffer tries again: 0.64 ms. (0 would be 655 ms.) No end of this library
-/// sends what would need one.
+/// Time until a sender that found nothing to receive it tries again: 0.64 ms. (0 would be 655 ms.)
 const RNR_TIMER: u8 = 12;
-/// Not 7, which is for ever.
-const RNR_RETRIES: u8 = 6;
+
+impl End {
+    /// How often it tries again. A client does so for ever, so that none is lost because a server is busy: one that is dead
+    /// acknowledges nothing, and ends the stream. (soft-RoCE takes time without progress for silence all the same, which is
+    /// why a server has receives for all that an honest client sends.) A server sends nothing that has to be received.
+    fn rnr_retries(self) -> u8 {
+        match self {
+            Self::Server => 6,
+            Self::Client => 7,
+        }
+    }
+}
 
 /// To INIT: it has a port, and its peer's rights.
 pub(super) fn init(qp: &QueuePair, device: &OpenDevice, end: End) -> Result<(), (Step, Errno)> {
@@ -141,7 +150,7 @@ pub(super) fn connect(
         qp_state: IBV_QPS_RTS,
         timeout: patience.timeout,
         retry_cnt: patience.retries,
-        rnr_retry: RNR_RETRIES,
+        rnr_retry: end.rnr_retries(),
         sq_psn: pairing.own_psn,
         max_rd_atomic: asks,
         ..Default::default()

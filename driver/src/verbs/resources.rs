@@ -3,12 +3,13 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_uint};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use rdma_core_sys::{
-    IBV_QPT_RC, IBV_WR_RDMA_WRITE, Verbs, ibv_cq, ibv_mr, ibv_pd, ibv_qp, ibv_qp_attr,
-    ibv_qp_attr_mask, ibv_qp_init_attr,
+    IBV_QPT_RC, IBV_WR_RDMA_WRITE, Verbs, ibv_comp_channel, ibv_cq, ibv_mr, ibv_pd, ibv_post_recv,
+    ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr, ibv_recv_wr, ibv_req_notify_cq,
 };
 
 use super::context::Context;
@@ -32,11 +33,28 @@ pub(super) struct Registration {
     domain: Arc<Domain>,
 }
 
+/// What tells of completions to somebody who does not poll.
+#[derive(Debug)]
+pub(super) struct Channel {
+    channel: NonNull<ibv_comp_channel>,
+    context: Arc<Context>,
+}
+
 /// A completion queue.
 #[derive(Debug)]
 pub(super) struct CompletionQueue {
     cq: NonNull<ibv_cq>,
     context: Arc<Context>,
+    _channel: Option<Arc<Channel>>,
+}
+
+/// The completion queues that some queue pairs share.
+#[derive(Clone, Debug)]
+pub(super) struct Queues {
+    /// Of what they send.
+    pub(super) sends: Arc<CompletionQueue>,
+    /// Of what they receive.
+    pub(super) receives: Arc<CompletionQueue>,
 }
 
 /// A reliable connection's queue pair.
@@ -44,7 +62,7 @@ pub(super) struct CompletionQueue {
 pub(super) struct QueuePair {
     qp: NonNull<ibv_qp>,
     number: u32,
-    _queue: Arc<CompletionQueue>,
+    _queues: Queues,
     domain: Arc<Domain>,
 }
 
@@ -54,6 +72,8 @@ pub(super) struct Shape {
     pub(super) sends: u32,
     pub(super) sges: u32,
     pub(super) inline: u32,
+    /// Receives, without scatter elements.
+    pub(super) receives: u32,
 }
 
 // SAFETY: verbs may be called from any thread; the library and the drivers lock what they have to. Nothing is bound to
@@ -65,6 +85,10 @@ unsafe impl Sync for Domain {}
 unsafe impl Send for Registration {}
 // SAFETY: as above.
 unsafe impl Sync for Registration {}
+// SAFETY: as above.
+unsafe impl Send for Channel {}
+// SAFETY: as above.
+unsafe impl Sync for Channel {}
 // SAFETY: as above.
 unsafe impl Send for CompletionQueue {}
 // SAFETY: as above.
@@ -138,23 +162,68 @@ impl Registration {
     }
 }
 
+impl Channel {
+    /// One that does not block.
+    pub(super) fn new(context: &Arc<Context>) -> Result<Arc<Self>, Errno> {
+        // SAFETY: the context is open.
+        let channel = unsafe { context.verbs().ibv_create_comp_channel(context.as_ptr()) };
+        let this = Self {
+            channel: NonNull::new(channel).ok_or_else(Errno::last)?,
+            context: Arc::clone(context),
+        };
+        rustix::io::ioctl_fionbio(&this, true).map_err(|errno| Errno(errno.raw_os_error()))?;
+        Ok(Arc::new(this))
+    }
+
+    /// Takes all events, and acknowledges each: to destroy its queue would wait for that.
+    pub(super) fn take_events(&self) {
+        let verbs = self.context.verbs();
+        let (mut cq, mut user) = (ptr::null_mut(), ptr::null_mut());
+        let channel = self.channel.as_ptr();
+        // SAFETY: the channel is live, and both are valid for writes.
+        while unsafe { verbs.ibv_get_cq_event(channel, &raw mut cq, &raw mut user) } == 0 {
+            // SAFETY: the event is about a live queue: none is destroyed while its events are under way.
+            unsafe { verbs.ibv_ack_cq_events(cq, 1) };
+        }
+    }
+}
+
+/// Readable while there is an event.
+impl AsFd for Channel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the channel is live; the library does not write to it after it was made.
+        let fd = unsafe { (*self.channel.as_ptr()).fd };
+        // SAFETY: the descriptor is open while the channel is, which `self` keeps so.
+        unsafe { BorrowedFd::borrow_raw(fd) }
+    }
+}
+
 impl CompletionQueue {
-    pub(super) fn new(context: &Arc<Context>, entries: u32) -> Result<Arc<Self>, Errno> {
+    /// Makes a queue, of which a channel is told if there is one.
+    pub(super) fn new(
+        context: &Arc<Context>,
+        entries: u32,
+        channel: Option<&Arc<Channel>>,
+    ) -> Result<Arc<Self>, Errno> {
         let entries = c_int::try_from(entries).map_err(|_| Errno(libc::EINVAL))?;
-        // SAFETY: the context is open; there is neither a user's pointer nor a channel.
+        let events = channel.map_or(ptr::null_mut(), |it| it.channel.as_ptr());
+        // SAFETY: the context is open, and so is the channel; there is no user's pointer.
         let cq = unsafe {
-            context.verbs().ibv_create_cq(
-                context.as_ptr(),
-                entries,
-                ptr::null_mut(),
-                ptr::null_mut(),
-                0,
-            )
+            context
+                .verbs()
+                .ibv_create_cq(context.as_ptr(), entries, ptr::null_mut(), events, 0)
         };
         Ok(Arc::new(Self {
             cq: NonNull::new(cq).ok_or_else(Errno::last)?,
             context: Arc::clone(context),
+            _channel: channel.cloned(),
         }))
+    }
+
+    /// The next completion is told to the channel. False if the device does not do that.
+    pub(super) fn arm(&self) -> bool {
+        // SAFETY: the queue is live.
+        unsafe { ibv_req_notify_cq(self.as_ptr(), 0) == 0 }
     }
 
     pub(super) fn as_ptr(&self) -> *mut ibv_cq {
@@ -166,21 +235,21 @@ impl QueuePair {
     /// Makes a queue pair, and says how many bytes it takes inline: no more than asked for.
     pub(super) fn new(
         domain: &Arc<Domain>,
-        queue: &Arc<CompletionQueue>,
+        queues: &Queues,
         shape: Shape,
     ) -> Result<(Self, u32), Errno> {
         let mut init = ibv_qp_init_attr {
-            send_cq: queue.as_ptr(),
-            recv_cq: queue.as_ptr(),
+            send_cq: queues.sends.as_ptr(),
+            recv_cq: queues.receives.as_ptr(),
             qp_type: IBV_QPT_RC,
             ..Default::default()
         };
         init.cap.max_send_wr = shape.sends;
         init.cap.max_send_sge = shape.sges;
         init.cap.max_inline_data = shape.inline;
-        // Nothing is ever received by a work request of this end, but some drivers want a queue.
-        (init.cap.max_recv_wr, init.cap.max_recv_sge) = (1, 1);
-        // SAFETY: the domain and the queue are live and of one device; the attributes are valid.
+        // Some drivers want a queue where nothing is ever received, and elements where none is used.
+        (init.cap.max_recv_wr, init.cap.max_recv_sge) = (shape.receives.max(1), 1);
+        // SAFETY: the domain and the queues are live and of one device; the attributes are valid.
         let qp = unsafe {
             domain
                 .verbs()
@@ -192,7 +261,7 @@ impl QueuePair {
         let this = Self {
             qp,
             number,
-            _queue: Arc::clone(queue),
+            _queues: queues.clone(),
             domain: Arc::clone(domain),
         };
         Ok((this, init.cap.max_inline_data.min(shape.inline)))
@@ -218,6 +287,12 @@ impl QueuePair {
         Errno::of_result(result).map_or(Ok(()), Err)
     }
 
+    /// Has it receive once more. Nothing is written to memory then.
+    pub(super) fn receive(&self, wr_id: u64) -> Result<(), Errno> {
+        // SAFETY: the queue pair is live.
+        unsafe { post_receive(self.as_ptr(), wr_id) }
+    }
+
     /// Whether what a peer WRITEs through it becomes visible in increasing address order. To be asked in RTS.
     pub(super) fn places_in_order(&self) -> bool {
         let verbs = self.domain.verbs();
@@ -226,6 +301,22 @@ impl QueuePair {
             unsafe { verbs.ibv_query_qp_data_in_order(self.as_ptr(), IBV_WR_RDMA_WRITE, 0) };
         answer == 1
     }
+}
+
+/// Has a queue pair receive once more, without scatter elements.
+///
+/// # Safety
+///
+/// The queue pair is live.
+pub(super) unsafe fn post_receive(qp: *mut ibv_qp, wr_id: u64) -> Result<(), Errno> {
+    let mut wr = ibv_recv_wr {
+        wr_id,
+        ..Default::default()
+    };
+    let mut bad = ptr::null_mut();
+    // SAFETY: the caller's; the one request names no memory.
+    let result = unsafe { ibv_post_recv(qp, &raw mut wr, &raw mut bad) };
+    Errno::of_result(result).map_or(Ok(()), Err)
 }
 
 // What destroying can fail with is of no use any more: nothing of this end refers to the thing.
@@ -246,9 +337,19 @@ impl Drop for Registration {
 
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
-        // SAFETY: queue pairs keep it alive, so none uses it any more; there is no channel, so no event of it waits for
-        // an acknowledgement.
+        // SAFETY: queue pairs keep it alive, so none uses it any more; events are acknowledged as soon as they are taken.
         let _ = unsafe { self.context.verbs().ibv_destroy_cq(self.as_ptr()) };
+    }
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        // SAFETY: completion queues keep it alive, so none is told to it any more; it is destroyed once.
+        let _ = unsafe {
+            self.context
+                .verbs()
+                .ibv_destroy_comp_channel(self.channel.as_ptr())
+        };
     }
 }
 

@@ -2,28 +2,30 @@
 
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::sync::Arc;
+use std::task::Waker;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, eventfd};
 use scalerpc_core::post::{Completion, Limits, ReadWr, WriteWr};
 use scalerpc_core::wire::Placement;
 use scalerpc_core::{Geometry, Region};
 use scalerpc_hugepage::{Backing, PagePolicy};
 
+use super::asleep::Alarm;
 use super::control::{Control, Parts, Rules};
 use super::device::{Host, Selection};
 use super::error::VerbsError;
 use super::failure::Failure;
 use super::lanes::{LANE_BYTES, Lanes};
 use super::nic::{Ground, Nic, Pages};
-use super::plan::Plan;
+use super::plan::{Plan, RECEIVES};
 use super::qp::{End, Patience};
-use super::resources::QueuePair;
+use super::resources::{Channel, QueuePair};
 use super::setup::{JoinStep, SetupError};
-use super::shared::{News, Opening, Order, Shared};
+use super::shared::{News, Opening, Order, Shard, Shared};
 use super::{DRAIN_TIME, ReliabilityOptions, tcp};
-use crate::fabric::{Fabric, FabricEvent, Opened, PostError, Revocation};
+use crate::bell::Bell;
+use crate::fabric::{Fabric, FabricEvent, Opened, PostError, Revocation, Slept};
 
 /// What a server can be told besides its geometry.
 #[derive(Clone, Debug)]
@@ -116,8 +118,10 @@ pub struct VerbsServer {
     report: Report,
     address: SocketAddr,
     lanes: Lanes,
+    alarm: Alarm,
     /// By seat: the client's address, while there is one.
     peers: Box<[Option<SocketAddr>]>,
+    shard: Arc<Shard>,
     shared: Arc<Shared>,
     control: Option<ControlThread>,
 }
@@ -170,7 +174,8 @@ impl VerbsServer {
             policy: options.page_policy,
             node: options.numa_node,
         };
-        let ground = nic.ground(&geometry, seats, bytes, pages)?;
+        let channel = nic.channel()?;
+        let ground = nic.ground(Some(&channel), &geometry, seats, bytes, pages)?;
         let in_order = !options.checksums && nic.places_in_order(&ground)?;
         let limits = limits(&ground.plan, ground.inline, in_order);
         let report = Report::of(&nic, &ground, limits.placement);
@@ -184,14 +189,18 @@ impl VerbsServer {
             handshakes_max: options.handshakes_max,
             handshake_timeout: options.handshake_timeout.min(super::TIMEOUT_MAX),
         };
-        let (shared, control) = start(nic, &ground, rules, (listener, address))?;
+        let shard = Arc::new(Shard::new(seats));
+        let (shared, alarm, control) =
+            start(nic, (&ground, channel), rules, &shard, (listener, address))?;
         Ok(Self {
             geometry,
             limits,
             report,
             address,
+            alarm,
             lanes: ground.lanes(geometry, seats),
             peers: (0..seats).map(|_| None).collect(),
+            shard,
             shared,
             control: Some(control),
         })
@@ -217,7 +226,7 @@ impl VerbsServer {
         let counts = &self.shared.counts;
         ServerCounters {
             links_open: counts.links_open.get(),
-            seats_free: self.shared.free_seats(),
+            seats_free: self.shard.free_seats(),
             links_admitted: counts.links_admitted.get(),
             refused: counts.refused.get(),
             violations: counts.violations.get(),
@@ -289,26 +298,29 @@ type ControlThread = JoinHandle<Vec<(u32, QueuePair)>>;
 /// Starts the control thread.
 fn start(
     nic: Nic,
-    ground: &Ground,
+    (ground, channel): (&Ground, Arc<Channel>),
     rules: Rules,
+    shard: &Arc<Shard>,
     (listener, address): (TcpListener, SocketAddr),
-) -> Result<(Arc<Shared>, ControlThread), SetupError> {
+) -> Result<(Arc<Shared>, Alarm, ControlThread), SetupError> {
     let system = |call| move |error| SetupError::system(address, JoinStep::Start, call, error);
-    let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-        .map_err(|errno| system("eventfd")(std::io::Error::from(errno)))?;
-    let shared = Arc::new(Shared::new(wake, rules.geometry.clients_max()));
+    let bell = || Bell::new().map_err(system("eventfd"));
+    let shared = Arc::new(Shared::new(bell()?));
+    let alarm = Alarm::new(ground, channel, Arc::new(bell()?));
     let parts = Parts {
         shared: Arc::clone(&shared),
+        shard: Arc::clone(shard),
         nic,
         queues: ground.queues.clone(),
         exposed: Arc::clone(ground.exposed.mapping()),
+        bell: Arc::clone(alarm.bell()),
     };
     let control = Control::new(parts, rules, listener).map_err(system("epoll"))?;
     let control = std::thread::Builder::new()
         .name("scalerpc-control".into())
         .spawn(|| control.run())
         .map_err(system("starting a thread"))?;
-    Ok((shared, control))
+    Ok((shared, alarm, control))
 }
 
 /// Listens at the first address that can be had.
@@ -384,9 +396,10 @@ unsafe impl Fabric for VerbsServer {
     }
 
     fn poll_event(&mut self) -> Option<FabricEvent> {
+        self.alarm.round(&mut self.lanes);
         self.pass_on();
-        while self.shared.has_news() {
-            match self.shared.take_news()? {
+        while self.shard.has_news() {
+            match self.shard.take_news()? {
                 News::Opened(opening) => return Some(self.open(&opening)),
                 News::Failed { seat, flushes } => {
                     self.lanes.set_down(seat);
@@ -395,7 +408,16 @@ unsafe impl Fabric for VerbsServer {
                     }
                     self.pass_on();
                 }
-                News::Destroyed(connection) => return Some(FabricEvent::Gone { connection }),
+                // So nothing is left in a queue of a queue pair that had the seat.
+                News::Destroyed(connection) => {
+                    self.alarm.take_received(&mut self.lanes);
+                    return Some(FabricEvent::Gone { connection });
+                }
+                News::Abandoned(seat) => {
+                    self.alarm.take_received(&mut self.lanes);
+                    self.lanes.detach(seat);
+                    self.shard.give_back([seat]);
+                }
             }
         }
         None
@@ -409,8 +431,22 @@ unsafe impl Fabric for VerbsServer {
         self.shared.order(Order::Fail(connection));
     }
 
+    fn can_sleep(&self) -> bool {
+        true
+    }
+
+    fn sleep(&mut self, timeout: Duration, found: &dyn Fn(&Region) -> bool) -> Slept {
+        let shard = &self.shard;
+        let found = |lanes: &Lanes| shard.has_news() || found(lanes.exposed());
+        self.alarm.sleep(&mut self.lanes, timeout, found)
+    }
+
+    fn waker(&self) -> Waker {
+        Waker::from(Arc::clone(self.alarm.bell()))
+    }
+
     fn bytes_per_connection(&self) -> usize {
-        let entries = self.report.sq_depth as usize + 1;
+        let entries = self.report.sq_depth as usize + 1 + RECEIVES as usize;
         // A completion takes 64 bytes in most devices' queues.
         LANE_BYTES + size_of::<Option<SocketAddr>>() + entries * 64
     }
@@ -419,7 +455,7 @@ unsafe impl Fabric for VerbsServer {
         if let Some(peer) = self.peers.get_mut(seat as usize) {
             if peer.take().is_some() {
                 self.lanes.detach(seat);
-                self.shared.give_back([seat]);
+                self.shard.give_back([seat]);
             }
         }
     }

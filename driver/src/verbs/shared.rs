@@ -33,6 +33,8 @@ pub(super) enum News {
     },
     /// Its queue pair is no more.
     Destroyed(u32),
+    /// The client did not finish its handshake. The seat had a queue pair, which is no more.
+    Abandoned(u32),
 }
 
 /// Orders for the control thread; each names a seat.
@@ -71,4 +73,5 @@ impl Counts {
     }
 }
 
-pub(super) type Shared = crate::shared::Shared<News, Order, Counts>;
+pub(super) type Shard = crate::shared::Shard<News>;
+pub(super) type Shared = crate::shared::Shared<Order, Counts>;

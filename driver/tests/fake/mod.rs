@@ -71,7 +71,8 @@ pub struct Live {
     pub mrs: i32,
     pub cqs: i32,
     pub qps: i32,
-    /// Asynchronous events that were taken and not acknowledged.
+    pub channels: i32,
+    /// Events that were taken and not acknowledged.
     pub events: i32,
 }
 

@@ -1,6 +1,6 @@
 //! Queue pairs and memory of a fake: what is posted is done at once, unless it is held back.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use rdma_core_sys::*;
@@ -18,6 +18,8 @@ pub struct Mr {
 pub struct Wr {
     pub id: u64,
     pub read: bool,
+    /// A WRITE that takes a receive of the peer's.
+    pub immediate: bool,
     pub signaled: bool,
     /// Address, length and key.
     pub sges: Vec<(u64, u32, u32)>,
@@ -38,13 +40,18 @@ pub struct Qp {
     pub peer: u32,
     pub psn: (u32, u32),
     pub outstanding: VecDeque<Wr>,
+    /// The queue for completions of receives, and the receives.
+    pub recv_cq: usize,
+    pub receives: VecDeque<u64>,
 }
 
 impl Qp {
-    pub fn new(cq: usize, cap: ibv_qp_cap) -> Self {
+    pub fn new((cq, recv_cq): (usize, usize), cap: ibv_qp_cap) -> Self {
         Self {
             state: IBV_QPS_RESET,
             cq,
+            recv_cq,
+            receives: VecDeque::new(),
             cap,
             access: 0,
             attr: ibv_qp_attr::default(),
@@ -61,6 +68,12 @@ pub struct Net {
     pub qps: BTreeMap<u32, Qp>,
     /// By address of the queue: capacity and contents.
     pub cqs: BTreeMap<usize, (usize, VecDeque<ibv_wc>)>,
+    /// By address of the queue: its channel's descriptor.
+    pub channels: BTreeMap<usize, i32>,
+    /// Queues whose next completion is an event.
+    pub armed: BTreeSet<usize>,
+    /// Events of queues that wait to be taken: descriptor and queue.
+    pub told: VecDeque<(i32, usize)>,
     /// By key. That of the peer has its highest bit set, too.
     pub mrs: BTreeMap<u32, Mr>,
     pub next_number: u32,
@@ -165,17 +178,66 @@ impl Net {
                 true => IBV_WC_WR_FLUSH_ERR,
                 false => match self.status.take() {
                     Some(status) => ibv_wc_status(status),
-                    None => self.carry_out(peer, number, &wr),
+                    None => match self.carry_out(peer, number, &wr) {
+                        IBV_WC_RNR_RETRY_EXC_ERR if self.tries_for_ever(number) => {
+                            if let Some(qp) = self.qps.get_mut(&number) {
+                                qp.outstanding.push_front(wr);
+                            }
+                            return;
+                        }
+                        status => status,
+                    },
                 },
             };
             if status != IBV_WC_SUCCESS {
                 if let Some(qp) = self.qps.get_mut(&number) {
                     qp.state = IBV_QPS_ERR;
                 }
+                self.flush_receives(number);
             }
             if wr.signaled || status != IBV_WC_SUCCESS {
                 self.complete(cq, number, wr.id, status);
             }
+        }
+    }
+
+    fn tries_for_ever(&self, number: u32) -> bool {
+        self.qps
+            .get(&number)
+            .is_some_and(|qp| qp.attr.rnr_retry == 7)
+    }
+
+    /// Takes a receive; an error refuses it. Whoever waits for it goes on.
+    pub fn receive(&mut self, number: u32, id: u64) -> Result<(), i32> {
+        let Some(qp) = self.qps.get_mut(&number) else {
+            self.blame("a receive of a queue pair that is gone");
+            return Err(libc::EINVAL);
+        };
+        if qp.state == IBV_QPS_RESET {
+            self.blame("a receive before INIT");
+            return Err(libc::EINVAL);
+        }
+        if qp.receives.len() as u32 >= qp.cap.max_recv_wr {
+            self.blame("a full receive queue");
+            return Err(libc::ENOMEM);
+        }
+        qp.receives.push_back(id);
+        let (failed, peer) = (qp.state == IBV_QPS_ERR, qp.peer);
+        match failed {
+            true => self.flush_receives(number),
+            false => self.run(peer),
+        }
+        Ok(())
+    }
+
+    /// Gives back the receives of a queue pair in ERR.
+    pub fn flush_receives(&mut self, number: u32) {
+        while let Some(qp) = self.qps.get_mut(&number) {
+            let Some(id) = qp.receives.pop_front() else {
+                return;
+            };
+            let cq = qp.recv_cq;
+            self.complete(cq, number, id, IBV_WC_WR_FLUSH_ERR);
         }
     }
 
@@ -191,6 +253,12 @@ impl Net {
             qp_num: number,
             ..Default::default()
         };
+        if self.armed.remove(&cq) {
+            let fd = self.channels[&cq];
+            self.told.push_back((fd, cq));
+            // SAFETY: a channel's descriptor is open while a queue has it.
+            unsafe { libc::write(fd, 1_u64.to_ne_bytes().as_ptr().cast(), 8) };
+        }
         match self.cqs.get_mut(&cq) {
             Some((capacity, queue)) if queue.len() < *capacity => queue.push_back(wc),
             Some(_) => self.blame("a completion queue has overflowed"),
@@ -214,6 +282,24 @@ impl Net {
         if self.lazy {
             return IBV_WC_SUCCESS;
         }
+        if !wr.immediate {
+            return self.copy_all(wr, total);
+        }
+        let Some(receive) = self
+            .qps
+            .get_mut(&peer)
+            .and_then(|it| it.receives.pop_front())
+        else {
+            return IBV_WC_RNR_RETRY_EXC_ERR;
+        };
+        // What is written is there before its completion.
+        let status = self.copy_all(wr, total);
+        let cq = self.qps[&peer].recv_cq;
+        self.complete(cq, peer, receive, IBV_WC_SUCCESS);
+        status
+    }
+
+    fn copy_all(&self, wr: &Wr, total: u64) -> ibv_wc_status {
         let mut remote = wr.remote;
         if let Some(bytes) = &wr.inline {
             copy(bytes.as_ptr().expose_provenance() as u64, remote, total);

@@ -13,6 +13,8 @@ use super::verbs::{FakeDevice, int, pointer, set_errno};
 pub fn operations(ops: &mut ibv_context_ops) {
     ops.post_send = Some(post_send);
     ops.poll_cq = Some(poll_cq);
+    ops.post_recv = Some(post_recv);
+    ops.req_notify_cq = Some(req_notify_cq);
 }
 
 /// # Safety
@@ -118,6 +120,68 @@ pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     int(device.call("ibv_dereg_mr", None, 0))
 }
 
+pub unsafe extern "C" fn ibv_create_comp_channel(
+    context: *mut ibv_context,
+) -> *mut ibv_comp_channel {
+    // SAFETY: the caller's duty.
+    let device = unsafe { FakeDevice::of_context(context) };
+    pointer(device.call("ibv_create_comp_channel", None, 0).map(|()| {
+        device.shared().state().live.channels += 1;
+        // It blocks until it is told not to.
+        // SAFETY: it takes numbers.
+        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_SEMAPHORE) };
+        Box::into_raw(Box::new(ibv_comp_channel {
+            context,
+            fd,
+            refcnt: 0,
+        }))
+    }))
+}
+
+pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
+    // SAFETY: the caller's duty.
+    let (device, fd) = unsafe { (FakeDevice::of_context((*channel).context), (*channel).fd) };
+    let mut net = device.shared().net();
+    if net.channels.values().any(|it| *it == fd) {
+        net.misuse
+            .push("a completion channel before its queues".into());
+    }
+    drop(net);
+    device.shared().state().live.channels -= 1;
+    // SAFETY: the descriptor is the channel's own.
+    unsafe { libc::close(fd) };
+    int(device.call("ibv_destroy_comp_channel", None, 0))
+}
+
+pub unsafe extern "C" fn ibv_get_cq_event(
+    channel: *mut ibv_comp_channel,
+    cq: *mut *mut ibv_cq,
+    user: *mut *mut c_void,
+) -> c_int {
+    // SAFETY: the caller's duty.
+    let (shared, fd) = unsafe { (shared((*channel).context), (*channel).fd) };
+    let mut count = [0_u8; 8];
+    // SAFETY: the descriptor is the channel's.
+    if unsafe { libc::read(fd, count.as_mut_ptr().cast(), 8) } != 8 {
+        return -1;
+    }
+    let mut net = shared.net();
+    let at = net.told.iter().position(|told| told.0 == fd).unwrap();
+    let (_, queue) = net.told.remove(at).unwrap();
+    drop(net);
+    shared.state().live.events += 1;
+    // SAFETY: the caller's duty.
+    unsafe { *cq = ptr::with_exposed_provenance_mut(queue) };
+    // SAFETY: as above.
+    unsafe { *user = (**cq).cq_context };
+    0
+}
+
+pub unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, count: c_uint) {
+    // SAFETY: the caller's duty.
+    unsafe { shared((*cq).context) }.state().live.events -= count as i32;
+}
+
 pub unsafe extern "C" fn ibv_create_cq(
     context: *mut ibv_context,
     cqe: c_int,
@@ -138,7 +202,12 @@ pub unsafe extern "C" fn ibv_create_cq(
             ..Default::default()
         }));
         let queue = (cqe as usize, Default::default());
-        device.shared().net().cqs.insert(cq.addr(), queue);
+        let mut net = device.shared().net();
+        net.cqs.insert(cq.expose_provenance(), queue);
+        if !channel.is_null() {
+            // SAFETY: the caller's duty.
+            net.channels.insert(cq.addr(), unsafe { (*channel).fd });
+        }
         cq
     }))
 }
@@ -147,11 +216,18 @@ pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
     // SAFETY: the caller's duty.
     let device = unsafe { FakeDevice::of_context((*cq).context) };
     let mut net = device.shared().net();
-    if net.qps.values().any(|qp| qp.cq == cq.addr()) {
+    if net
+        .qps
+        .values()
+        .any(|qp| qp.cq == cq.addr() || qp.recv_cq == cq.addr())
+    {
         net.misuse
             .push("a completion queue before its queue pairs".into());
     }
     net.cqs.remove(&cq.addr());
+    net.channels.remove(&cq.addr());
+    net.armed.remove(&cq.addr());
+    net.told.retain(|told| told.1 != cq.addr());
     drop(net);
     device.shared().state().live.cqs -= 1;
     int(device.call("ibv_destroy_cq", None, 0))
@@ -175,7 +251,7 @@ pub unsafe extern "C" fn ibv_create_qp(
         init.cap.max_inline_data = net.inline_max;
         net.next_number += 1;
         let number = net.next_number;
-        let qp = Qp::new(init.send_cq.addr(), init.cap);
+        let qp = Qp::new((init.send_cq.addr(), init.recv_cq.addr()), init.cap);
         net.qps.insert(number, qp);
         drop(net);
         device.shared().state().live.qps += 1;
@@ -263,6 +339,9 @@ pub unsafe extern "C" fn ibv_modify_qp(
         _ => {}
     }
     it.state = to;
+    if to == IBV_QPS_ERR {
+        net.flush_receives(number);
+    }
     net.run(number);
     0
 }
@@ -382,6 +461,7 @@ unsafe extern "C" fn post_send(
                 Wr {
                     id: it.wr_id,
                     read: it.opcode == IBV_WR_RDMA_READ,
+                    immediate: it.opcode == IBV_WR_RDMA_WRITE_WITH_IMM,
                     signaled: it.send_flags & IBV_SEND_SIGNALED != 0,
                     sges: list
                         .iter()
@@ -423,4 +503,36 @@ unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, to: *mut ibv_wc) -> 
         taken += 1;
     }
     taken
+}
+
+unsafe extern "C" fn post_recv(
+    qp: *mut ibv_qp,
+    mut wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: the caller's duty.
+    let (device, number) = unsafe { (FakeDevice::of_context((*qp).context), (*qp).qp_num) };
+    while !wr.is_null() {
+        // SAFETY: the caller's duty.
+        let it = unsafe { &*wr };
+        let called = device.call("ibv_post_recv", None, number.into());
+        let posted = called.and_then(|()| device.shared().net().receive(number, it.wr_id));
+        if let Err(errno) = posted {
+            // SAFETY: the caller's duty.
+            unsafe { *bad_wr = wr };
+            return errno;
+        }
+        wr = it.next;
+    }
+    0
+}
+
+unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
+    // SAFETY: the caller's duty.
+    let device = unsafe { FakeDevice::of_context((*cq).context) };
+    int(device
+        .call("ibv_req_notify_cq", None, solicited_only as u64)
+        .map(|()| {
+            device.shared().net().armed.insert(cq.addr());
+        }))
 }

@@ -158,7 +158,7 @@ functions! {
     ibv_query_gid _ibv_query_gid_ex
     ibv_is_fork_initialized ibv_fork_init ibv_alloc_pd ibv_dealloc_pd ibv_reg_mr ibv_reg_mr_iova2 ibv_dereg_mr ibv_create_cq ibv_destroy_cq
     ibv_create_qp ibv_modify_qp ibv_destroy_qp ibv_query_qp_data_in_order ibv_get_async_event ibv_ack_async_event
-    ibv_wc_status_str
+    ibv_wc_status_str ibv_create_comp_channel ibv_destroy_comp_channel ibv_get_cq_event ibv_ack_cq_events
 }
 
 unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv_device {

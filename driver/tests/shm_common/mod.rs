@@ -57,6 +57,11 @@ pub fn serve(path: &Path, clients_max: u32) -> ShmServer {
     ShmServer::listen(path, geometry(clients_max), server_options()).unwrap()
 }
 
+/// Shards with so many seats each.
+pub fn serve_shards(path: &Path, shards: u32, clients_max: u32) -> Vec<ShmServer> {
+    ShmServer::listen_shards(path, geometry(clients_max), shards, server_options()).unwrap()
+}
+
 pub fn connect(path: &Path, connections: u32) -> ShmClient {
     ShmClient::connect(path, connections, client_options()).unwrap()
 }

@@ -49,6 +49,16 @@ pub fn bye() -> Vec<u8> {
 }
 
 pub fn offer(geometry: &Geometry, connections: u32, bytes: u64) -> Vec<u8> {
+    offer_of_shards(geometry, connections, (1, bytes), bytes)
+}
+
+/// An offer of so many shards at such a distance.
+pub fn offer_of_shards(
+    geometry: &Geometry,
+    connections: u32,
+    (shards, stride): (u32, u64),
+    bytes: u64,
+) -> Vec<u8> {
     let config = geometry.config();
     let numbers = [
         config.clients_max,
@@ -59,12 +69,13 @@ pub fn offer(geometry: &Geometry, connections: u32, bytes: u64) -> Vec<u8> {
         0,
         connections,
         0,
+        shards,
     ];
     let mut body: Vec<u8> = numbers
         .iter()
         .flat_map(|number| number.to_le_bytes())
         .collect();
-    body.extend(bytes.to_le_bytes());
+    body.extend([stride, bytes].map(u64::to_le_bytes).concat());
     packet(VERSION, OFFER, &body)
 }
 
@@ -144,7 +155,8 @@ pub fn refusal(socket: &OwnedFd) -> (u32, u32) {
 
 /// Bytes of the memory of a client with so many connections.
 pub fn client_bytes(geometry: &Geometry, connections: usize) -> usize {
-    connections * (geometry.client_exposed_bytes() + GUARD_BYTES)
+    // Behind the guards is the line with the word that says that the client is asleep.
+    connections * (geometry.client_exposed_bytes() + GUARD_BYTES) + 64
 }
 
 /// A link whose client does not use the library.

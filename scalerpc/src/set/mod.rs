@@ -1,20 +1,25 @@
 //! Many connections that one thread polls.
 
+mod options;
+mod polling;
 mod waiting;
 
 use std::collections::VecDeque;
 
 use scalerpc_core::client::{
-    Answer, ClientConn, ClientCounters, ClientEngine, ClientState, Failed,
+    CallError as Refused, ClientConn, ClientCounters, ClientEngine, ClientState,
 };
-use scalerpc_core::post::Completion as WorkCompletion;
+use scalerpc_core::post::{Completion as WorkCompletion, WriteWr};
 use scalerpc_core::wire::{Status, Violation};
-use scalerpc_core::{Geometry, Mapping, Memory, Store};
+use scalerpc_core::{Geometry, Mapping, Store};
 use scalerpc_driver::shm::ShmClient;
 use scalerpc_driver::store::{self, Boxed};
 use scalerpc_driver::{Fabric, FabricEvent, PostError};
 
 use crate::error::{CallError, SetupError};
+use crate::wait::{Clock, Wait, WaitCounters};
+
+pub use options::CallOptions;
 
 /// See [`ClientSet::set_polls_per_check`].
 const POLLS_PER_CHECK: u32 = 4096;
@@ -73,13 +78,17 @@ struct Busy {
 impl Busy {
     fn of<S: Store>(connection: u32, engine: &ClientEngine<S>) -> Self {
         let (awaited_at, awaited) = engine.awaited();
-        let lost = engine.state() == ClientState::Lost;
         Self {
             connection,
-            post: lost || engine.wants_to_post(),
+            post: Self::post(engine),
             awaited_at,
             awaited,
         }
+    }
+
+    #[inline]
+    fn post<S: Store>(engine: &ClientEngine<S>) -> bool {
+        engine.state() == ClientState::Lost || engine.wants_to_post()
     }
 }
 
@@ -105,18 +114,26 @@ pub struct ClientSet<F: Fabric = ShmClient> {
     fabric: F,
     geometry: Geometry,
     engines: Vec<ClientEngine<Boxed>>,
+    /// For calls with a deadline.
+    clock: Clock,
     /// Connections that are to be polled; each at most once.
     busy: Vec<Busy>,
     /// By connection: its place in `busy`, or NOT_LISTED.
     listed: Vec<u32>,
     cursor: usize,
+    /// Answers that were taken in a row from the connection at the cursor.
+    burst: u32,
     idle_polls: u32,
     polls_per_check: u32,
     /// Completions that had to make room at once. Within a connection they come in order, and a later one
     /// covers the earlier ones, so their order here does not matter.
     late: Vec<WorkCompletion>,
     last_violation: Option<Violation>,
+    /// What a look has found that is no plain answer.
+    ended: Option<Ended>,
     stash: VecDeque<Stashed>,
+    wait: Wait,
+    waits: WaitCounters,
     /// Holds the bytes of the stashed completion that was given out last.
     given: Vec<u8>,
 }
@@ -145,12 +162,17 @@ impl<F: Fabric> ClientSet<F> {
             busy: Vec::with_capacity(engines.len()),
             listed: vec![NOT_LISTED; engines.len()],
             engines,
+            clock: Clock::start(),
             cursor: 0,
+            burst: 0,
             idle_polls: 0,
             polls_per_check: POLLS_PER_CHECK,
             late: Vec::new(),
             last_violation: None,
+            ended: None,
             stash: VecDeque::new(),
+            wait: Wait::default(),
+            waits: WaitCounters::default(),
             given: Vec::new(),
         })
     }
@@ -205,8 +227,23 @@ impl<F: Fabric> ClientSet<F> {
         method: u16,
         request: &[u8],
     ) -> Result<CallId, CallError> {
-        let id = self.accept(connection, method, request)?;
-        if self.engines[connection as usize].state() == ClientState::Process {
+        let private = self.fabric.private();
+        let accepted = self.engines[connection as usize].call(method, request, 0, private);
+        let id = match accepted {
+            Ok(number) => CallId(number),
+            Err(error) => self.accept_later(connection, method, request, error)?,
+        };
+        let engine = &mut self.engines[connection as usize];
+        if let Some(write) = engine.next_direct(self.fabric.private()) {
+            let later = engine.later_target();
+            let posted = self.fabric.post_write(&write);
+            if let Some(end) = later {
+                self.fabric.will_write(connection, end, write.len);
+            }
+            if posted.is_err() || self.engines[connection as usize].wants_to_post() {
+                self.post_rest(connection, write, posted);
+            }
+        } else if engine.state() == ClientState::Process {
             self.post(connection);
         }
         self.list(connection);
@@ -253,15 +290,29 @@ impl<F: Fabric> ClientSet<F> {
         method: u16,
         request: &[u8],
     ) -> Result<CallId, CallError> {
-        let engine = &mut self.engines[connection as usize];
-        let mut accepted = engine.call(method, request, 0, self.fabric.private());
-        if accepted.is_err() && self.waits_for_slot(connection) {
-            // It may have come meanwhile.
-            self.take_completions();
-            let engine = &mut self.engines[connection as usize];
-            accepted = engine.call(method, request, 0, self.fabric.private());
+        let private = self.fabric.private();
+        match self.engines[connection as usize].call(method, request, 0, private) {
+            Ok(number) => Ok(CallId(number)),
+            Err(error) => self.accept_later(connection, method, request, error),
         }
-        Ok(CallId(accepted?))
+    }
+
+    /// The engine has refused a call; what it waited for may have come meanwhile.
+    #[cold]
+    fn accept_later(
+        &mut self,
+        connection: u32,
+        method: u16,
+        request: &[u8],
+        error: Refused,
+    ) -> Result<CallId, CallError> {
+        if !self.waits_for_slot(connection) {
+            return Err(error.into());
+        }
+        self.take_completions();
+        let private = self.fabric.private();
+        let number = self.engines[connection as usize].call(method, request, 0, private)?;
+        Ok(CallId(number))
     }
 
     /// True if a call may have to wait for the completion of a WRITE whose call has been answered.
@@ -270,16 +321,18 @@ impl<F: Fabric> ClientSet<F> {
         engine.state() != ClientState::Lost && engine.outstanding() < self.geometry.window()
     }
 
-    /// Sees to it that a connection with outstanding calls is polled.
+    /// Sees to it that a connection with outstanding calls is polled. What a listed one waits for changes only when it
+    /// is polled.
+    #[inline(always)]
     fn list(&mut self, connection: u32) {
-        let busy = Busy::of(connection, &self.engines[connection as usize]);
+        let engine = &self.engines[connection as usize];
         let listed = &mut self.listed[connection as usize];
         match *listed {
             NOT_LISTED => {
                 *listed = self.busy.len() as u32;
-                self.busy.push(busy);
+                self.busy.push(Busy::of(connection, engine));
             }
-            at => self.busy[at as usize] = busy,
+            at => self.busy[at as usize].post = Busy::post(engine),
         }
     }
 
@@ -298,35 +351,53 @@ impl<F: Fabric> ClientSet<F> {
         }
     }
 
-    /// The answer to a call is not wanted any more: its completion will not come out. The call may run
-    /// all the same, and its place in the window is taken until the server has answered it.
-    ///
-    /// False if the call has ended already; its completion may be waiting to be taken.
-    pub fn cancel(&mut self, connection: u32, call: CallId) -> bool {
-        self.engines[connection as usize].cancel(call.0)
-    }
-
     /// Posts what a connection has to send.
+    #[inline(never)]
     fn post(&mut self, connection: u32) {
         let engine = &mut self.engines[connection as usize];
-        while let Some(write) = engine.next_write(self.fabric.exposed(), self.fabric.private()) {
-            let mut posted = self.fabric.post_write(&write);
-            if posted == Err(PostError::QueueFull) {
-                // Of the back end, not of the connection, which counts: completions make room.
-                while let Some(completion) = self.fabric.poll_completion() {
-                    self.late.push(completion);
-                }
-                posted = self.fabric.post_write(&write);
-            }
-            if let Err(error) = posted {
-                if write.epoch.is_some() {
-                    engine.refused();
-                }
-                if error != PostError::Revoked {
-                    return self.end(connection);
-                }
+        if engine.wants_time() {
+            engine.pass(self.clock.now_ns());
+        }
+        loop {
+            let engine = &mut self.engines[connection as usize];
+            let Some(write) = engine.next_write(self.fabric.exposed(), self.fabric.private())
+            else {
+                return;
+            };
+            let posted = self.fabric.post_write(&write);
+            if !self.is_posted(write, posted) {
+                return;
             }
         }
+    }
+
+    /// What is left to do when a first WRITE has been posted, or was refused.
+    #[cold]
+    fn post_rest(&mut self, connection: u32, write: WriteWr, posted: Result<(), PostError>) {
+        if self.is_posted(write, posted) {
+            self.post(connection);
+        }
+    }
+
+    /// What becomes of a WRITE that the back end may have refused. False if the connection has ended.
+    fn is_posted(&mut self, write: WriteWr, mut posted: Result<(), PostError>) -> bool {
+        if posted == Err(PostError::QueueFull) {
+            // Of the back end, not of the connection, which counts: completions make room.
+            while let Some(completion) = self.fabric.poll_completion() {
+                self.late.push(completion);
+            }
+            posted = self.fabric.post_write(&write);
+        }
+        let Err(error) = posted else {
+            return true;
+        };
+        if write.epoch.is_some() {
+            self.engines[write.connection as usize].refused();
+        }
+        if error != PostError::Revoked {
+            self.end(write.connection);
+        }
+        error == PostError::Revoked
     }
 
     /// The connection cannot go on from this side.
@@ -343,31 +414,52 @@ impl<F: Fabric> ClientSet<F> {
     ///
     /// The bytes of the answer are read in place. Whoever wants to keep them copies them.
     pub fn poll_completion(&mut self) -> Option<Completion<'_>> {
-        if let Some(stashed) = self.stash.pop_front() {
-            let Stashed {
-                connection,
-                call,
-                result,
-            } = stashed;
-            let result = match result {
-                Ok(bytes) => {
-                    self.given = bytes;
-                    Ok(&*self.given)
-                }
-                Err(error) => Err(error),
-            };
-            return Some(Completion {
-                connection,
-                call,
-                result,
-            });
+        if !self.stash.is_empty() {
+            return self.stashed();
         }
+        let Some((connection, answer)) = self.poll_answer() else {
+            return self.other();
+        };
+        Some(Completion {
+            connection,
+            call: CallId(answer.call),
+            result: match answer.status {
+                Status::OK => Ok(self.bytes(answer.payload_at, answer.payload_len)),
+                status => Err(CallError::of(status)),
+            },
+        })
+    }
+
+    /// What a poll has found that is no plain answer.
+    #[inline]
+    fn other(&mut self) -> Option<Completion<'_>> {
         let Ended {
             connection,
             call,
             result,
-        } = self.poll_ended()?;
+        } = self.ended.take()?;
         let result = result.map(|(at, len)| self.bytes(at, len));
+        Some(Completion {
+            connection,
+            call,
+            result,
+        })
+    }
+
+    #[cold]
+    fn stashed(&mut self) -> Option<Completion<'_>> {
+        let Stashed {
+            connection,
+            call,
+            result,
+        } = self.stash.pop_front()?;
+        let result = match result {
+            Ok(bytes) => {
+                self.given = bytes;
+                Ok(&*self.given)
+            }
+            Err(error) => Err(error),
+        };
         Some(Completion {
             connection,
             call,
@@ -382,109 +474,12 @@ impl<F: Fabric> ClientSet<F> {
         unsafe { self.fabric.exposed().bytes(at, len) }
     }
 
-    /// One round: looks at every busy connection once, and sends what there is to send.
-    fn poll_ended(&mut self) -> Option<Ended> {
-        self.take_completions();
-        let ended = self.look();
-        self.flush();
-        ended
-    }
-
     /// Sends what calls and polls have left to be sent: a back end may collect it. Polling does so by itself.
     #[inline]
     pub fn flush(&mut self) {
         while let Some(connection) = self.fabric.flush() {
             self.end(connection);
         }
-    }
-
-    /// Looks at every busy connection once, beginning after the one that had the last completion.
-    fn look(&mut self) -> Option<Ended> {
-        for _ in 0..self.busy.len() {
-            if self.cursor >= self.busy.len() {
-                self.cursor = 0;
-            }
-            let Busy {
-                connection,
-                post,
-                awaited_at,
-                awaited,
-            } = self.busy[self.cursor];
-            let news = self.fabric.exposed().load_acquire(awaited_at) == awaited;
-            if !news && !post {
-                self.cursor += 1;
-                continue;
-            }
-            let ended = self.poll_connection(connection);
-            let engine = &self.engines[connection as usize];
-            if engine.is_busy() {
-                self.busy[self.cursor] = Busy::of(connection, engine);
-                self.cursor += 1;
-            } else {
-                self.unlist(self.cursor);
-            }
-            if ended.is_some() {
-                self.idle_polls = 0;
-                return ended;
-            }
-        }
-        self.idle_polls += 1;
-        if self.idle_polls >= self.polls_per_check {
-            self.idle_polls = 0;
-            self.take_events();
-        }
-        None
-    }
-
-    fn poll_connection(&mut self, connection: u32) -> Option<Ended> {
-        let engine = &mut self.engines[connection as usize];
-        let answer = match engine.poll(self.fabric.exposed()) {
-            Ok(answer) => answer,
-            Err(why) => {
-                // The calls end below.
-                self.last_violation = Some(why);
-                self.end(connection);
-                None
-            }
-        };
-        let engine = &mut self.engines[connection as usize];
-        if let Some(Answer {
-            call,
-            status,
-            payload_at,
-            payload_len,
-            ..
-        }) = answer
-        {
-            // What it makes possible is sent before the caller sees it.
-            self.post(connection);
-            let result = match status {
-                Status::OK => Ok((payload_at, payload_len)),
-                status => Err(CallError::Status(status)),
-            };
-            return Some(Ended {
-                connection,
-                call: CallId(call),
-                result,
-            });
-        }
-        if engine.state() == ClientState::Lost {
-            let Failed {
-                call, may_have_run, ..
-            } = engine.take_failed()?;
-            let error = if may_have_run {
-                CallError::Unknown
-            } else {
-                CallError::NotSent
-            };
-            return Some(Ended {
-                connection,
-                call: CallId(call),
-                result: Err(error),
-            });
-        }
-        self.post(connection);
-        None
     }
 
     #[inline]

@@ -2,19 +2,28 @@
 
 use std::time::{Duration, Instant};
 
-use scalerpc_driver::Fabric;
+use scalerpc_core::client::Cancelled;
+use scalerpc_core::{Memory, Region};
+use scalerpc_driver::{Fabric, Slept};
 
-use super::{CallId, ClientSet, Ended, Stashed};
+use super::{Busy, CallId, CallOptions, ClientSet, Ended, Stashed};
 use crate::error::CallError;
-use crate::wait::Backoff;
+use crate::wait::{Backoff, NAP_MAX, SLEEP_MAX, Wait, WaitCounters};
 
 /// How often a call that waits asks whether the server still lives. It has given its core away by then, and
 /// while others want that, so many polls take seconds.
 const CHECK_EVERY: Duration = Duration::from_millis(10);
 
+/// A call that waits polls for this long before it sleeps: about what it costs to be woken.
+const AWAKE: Duration = Duration::from_micros(50);
+/// Where nobody wakes this end, of the time that it has waited a nap is such a part.
+const NAP_PART: u32 = 4;
+
 /// What is due after a fruitless poll.
 enum Due {
     Nothing,
+    /// To sleep for so long, or to take a nap of so long where nobody wakes this end.
+    Sleep(Duration, Duration),
     /// To ask whether the server lives.
     Check,
     /// To give up.
@@ -24,42 +33,89 @@ enum Due {
 /// Waits between polls, and keeps the time.
 struct Patience {
     timeout: Duration,
+    wait: Wait,
     backoff: Backoff,
     /// When the clock was looked at first, and when the server was last asked for.
     since: Option<(Instant, Instant)>,
 }
 
 impl Patience {
-    fn new(timeout: Duration) -> Self {
+    fn new(timeout: Duration, wait: Wait) -> Self {
         Self {
             timeout,
+            wait,
             backoff: Backoff::default(),
             since: None,
         }
     }
 
     fn wait(&mut self) -> Due {
-        self.backoff.idle();
+        match self.wait {
+            Wait::Poll => self.backoff.spin(),
+            Wait::Yield | Wait::Sleep => self.backoff.idle(),
+        }
         // Most calls end before the clock is looked at.
         if !self.backoff.is_long() {
             return Due::Nothing;
         }
         let now = Instant::now();
         let (begun, checked) = self.since.get_or_insert((now, now));
-        if now.duration_since(*begun) >= self.timeout {
+        let waited = now.duration_since(*begun);
+        if waited >= self.timeout {
             return Due::End;
         }
         if now.duration_since(*checked) >= CHECK_EVERY {
             *checked = now;
             return Due::Check;
         }
+        if self.wait == Wait::Sleep && waited >= AWAKE {
+            let left = self.timeout - waited;
+            return Due::Sleep(left, left.min(waited / NAP_PART));
+        }
         Due::Nothing
     }
 }
 
 impl<F: Fabric> ClientSet<F> {
-    /// Makes a call and waits for its answer, at most for `timeout`. Completions of other calls that
-    /// come meanwhile are kept for [`poll_completion`](Self::poll_completion).
+    /// What [`call`](Self::call) does while it waits for its answer. Default [`Wait::Sleep`].
+    pub fn set_wait(&mut self, wait: Wait) {
+        self.wait = wait;
+    }
+
+    /// For callers that poll by themselves, after a [`poll_completion`](Self::poll_completion) that found nothing: sleeps
+    /// until something has come for any connection, at most for `timeout` or 100 ms. Where the back end can wake nobody it
+    /// takes a nap of at most 1 ms. It may come back earlier, for no reason.
+    pub fn wait(&mut self, timeout: Duration) {
+        self.sleep(timeout, timeout);
+    }
+
+    /// How it has slept.
+    pub fn wait_counters(&self) -> WaitCounters {
+        self.waits
+    }
+
+    /// Sleeps, or takes a nap where nobody wakes this end.
+    #[cold]
+    fn sleep(&mut self, timeout: Duration, nap: Duration) {
+        let timeout = timeout.min(SLEEP_MAX);
+        let busy = &self.busy;
+        let found = |exposed: &Region| {
+            let news = |it: &Busy| exposed.load_acquire(it.awaited_at) == it.awaited;
+            busy.iter().any(|it| it.post || news(it))
+        };
+        let slept = if self.fabric.can_sleep() {
+            self.fabric.sleep(timeout, &found)
+        } else {
+            std::thread::sleep(timeout.min(nap).min(NAP_MAX));
+            Slept::Woken
+        };
+        self.waits
+            .count(slept, timeout, || found(self.fabric.exposed()));
+    }
+
+    /// Makes a call and waits for its answer, at most for `timeout`, which is its deadline, too: see
+    /// [`CallOptions::deadline`]. Completions of other calls that come meanwhile are kept for
+    /// [`poll_completion`](Self::poll_completion).
     ///
     /// # Errors
     ///
@@ -76,7 +132,7 @@ impl<F: Fabric> ClientSet<F> {
         Ok(self.bytes(at, len))
     }
 
-    /// As [`call_async`](Self::call_async); where only the completion of an earlier WRITE is missing, it waits.
+    /// As [`call_with`](Self::call_with); where only the completion of an earlier WRITE is missing, it waits.
     fn call_soon(
         &mut self,
         connection: u32,
@@ -84,9 +140,10 @@ impl<F: Fabric> ClientSet<F> {
         request: &[u8],
         timeout: Duration,
     ) -> Result<CallId, CallError> {
-        let mut patience = Patience::new(timeout);
+        let mut patience = Patience::new(timeout, self.wait);
         loop {
-            let accepted = self.call_async(connection, method, request);
+            let options = CallOptions::within(timeout);
+            let accepted = self.call_with(connection, method, request, &options);
             let waits = accepted == Err(CallError::WindowFull) && self.waits_for_slot(connection);
             if !waits {
                 return accepted;
@@ -95,6 +152,7 @@ impl<F: Fabric> ClientSet<F> {
                 Some(ended) => self.put_aside(ended),
                 None => match patience.wait() {
                     Due::Nothing => {}
+                    Due::Sleep(time, nap) => self.sleep(time, nap),
                     Due::Check => self.take_events(),
                     Due::End => return accepted,
                 },
@@ -108,7 +166,7 @@ impl<F: Fabric> ClientSet<F> {
         call: CallId,
         timeout: Duration,
     ) -> Result<(usize, usize), CallError> {
-        let mut patience = Patience::new(timeout);
+        let mut patience = Patience::new(timeout, self.wait);
         loop {
             match self.poll_ended() {
                 Some(ended) if ended.connection == connection && ended.call == call => {
@@ -117,10 +175,14 @@ impl<F: Fabric> ClientSet<F> {
                 Some(ended) => self.put_aside(ended),
                 None => match patience.wait() {
                     Due::Nothing => {}
+                    Due::Sleep(time, nap) => self.sleep(time, nap),
                     Due::Check => self.take_events(),
-                    Due::End if self.cancel(connection, call) => return Err(CallError::TimedOut),
-                    // It has ended, and its completion is the next to come.
-                    Due::End => {}
+                    Due::End => match self.cancel(connection, call) {
+                        Cancelled::NeverRuns => return Err(CallError::DeadlineExceeded),
+                        Cancelled::MayRun => return Err(CallError::TimedOut),
+                        // Its completion is the next to come.
+                        Cancelled::Ended => {}
+                    },
                 },
             }
         }

@@ -1,33 +1,53 @@
 //! Calls between threads: what holds for every back end, once for all of them.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use scalerpc::{
-    CallError, Client, ClientSet, Connector, Counters, Request, Server, ServerBuilder, Status,
+    CallError, CallOptions, Cancelled, Client, ClientSet, Clock, Connector, Counters, Limit, Reply,
+    Request, Server, ServerBuilder, Status, Wait,
 };
 use scalerpc_driver::Fabric;
 
 const ECHO: u16 = 1;
 const SUM: u16 = 2;
+/// As [`ECHO`], by a thread of its own.
+const LATER: u16 = 5;
 
-pub fn handler(request: Request<'_>, response: &mut [u8]) -> Result<usize, Status> {
+pub fn handler(request: Request<'_>, response: &mut [u8]) -> Reply {
     match request.method {
         ECHO => {
             response[..request.bytes.len()].copy_from_slice(request.bytes);
-            Ok(request.bytes.len())
+            Reply::Done(request.bytes.len())
         }
         SUM => {
             let sum: u64 = request.bytes.iter().map(|&byte| u64::from(byte)).sum();
             response[..8].copy_from_slice(&sum.to_le_bytes());
-            Ok(8)
+            Reply::Done(8)
         }
-        3 => Ok(response.len() + 1),
-        4 => Err(Status::application(7)),
-        _ => Err(Status::UNKNOWN_METHOD),
+        LATER => answer_later(request),
+        3 => Reply::Done(response.len() + 1),
+        4 => Status::application(7).into(),
+        _ => Status::UNKNOWN_METHOD.into(),
     }
+}
+
+fn answer_later(request: Request<'_>) -> Reply {
+    let Some((mut later, postponed)) = request.later() else {
+        return Status::BUSY.into();
+    };
+    std::thread::spawn(move || {
+        if later.number() % 2 == 1 {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let (request, response) = later.parts();
+        let len = request.len();
+        response[..len].copy_from_slice(request);
+        later.answer(len);
+    });
+    postponed.into()
 }
 
 /// A back end under test.
@@ -103,12 +123,16 @@ macro_rules! tests {
             every_size_travels_unchanged_and_larger_ones_are_refused_before_they_are_sent
             many_connections_of_many_threads_all_get_their_own_answers
             a_call_that_times_out_does_not_spoil_the_next_one
+            a_call_whose_deadline_has_come_does_not_run
+            calls_too_many_are_answered_and_do_not_run
+            calls_are_answered_later_by_other_threads
             completions_of_other_calls_survive_a_call_that_waits
             when_the_server_goes_calls_end_and_say_whether_they_ran
             a_call_that_waits_asks_by_the_clock_whether_the_server_is_there
             a_server_in_the_place_of_another_one_answers_only_its_own_clients
             a_busy_server_still_opens_and_closes_connections
             a_client_connects_again_once_there_is_a_server
+            a_client_waits_until_there_is_a_seat
         }
     };
     ($back_end:ty, $attribute:tt; $($body:ident)*) => {
@@ -124,7 +148,9 @@ macro_rules! tests {
 pub(crate) use tests;
 
 pub fn a_lone_client_gets_its_answers_without_any_switch<B: BackEnd>() {
-    let running = Running::<B>::start(Server::builder().clients_max(4));
+    // A server that sleeps may rest between two calls, where the client's thread is kept waiting.
+    let builder = Server::builder().clients_max(4).wait(Wait::Yield);
+    let running = Running::<B>::start(builder);
     let mut client = running.client();
     let calls = 20_000 / B::SLOWER;
     for i in 0..calls {
@@ -239,14 +265,145 @@ pub fn a_call_that_times_out_does_not_spoil_the_next_one<B: BackEnd>() {
     let running = Running::<B>::start(Server::builder());
     let mut set = running.connect(1);
     let late = set.call(0, ECHO, b"late", Duration::ZERO);
-    assert!(matches!(late, Err(CallError::TimedOut) | Ok(b"late")));
+    let late = late.unwrap_err();
+    assert!(matches!(
+        late,
+        CallError::TimedOut | CallError::DeadlineExceeded
+    ));
     let first = set.call_async(0, ECHO, b"first").unwrap();
-    assert!(set.cancel(0, first));
-    assert!(!set.cancel(0, first));
+    assert_ne!(set.cancel(0, first), Cancelled::Ended);
+    assert_eq!(set.cancel(0, first), Cancelled::Ended);
     let second = set
         .call(0, ECHO, b"second", Duration::from_secs(5))
         .unwrap();
     assert_eq!(second, b"second");
+    assert_eq!(running.stop().violations, 0);
+}
+
+pub fn a_call_whose_deadline_has_come_does_not_run<B: BackEnd>() {
+    let running = Running::<B>::start(Server::builder());
+    let mut client = running.client();
+    let end = |client: &mut Client<B::ClientEnd>| loop {
+        if let Some(completion) = client.poll_completion() {
+            return completion.result.map(<[u8]>::to_vec);
+        }
+        std::thread::yield_now();
+    };
+    for _ in 0..3 {
+        let options = CallOptions::within(Duration::ZERO);
+        client.call_with(ECHO, b"late", &options).unwrap();
+        let late = end(&mut client).unwrap_err();
+        assert_eq!(late, CallError::DeadlineExceeded);
+        assert!(late.is_certainly_not_run() && !late.is_retryable());
+        let options = CallOptions::within(Duration::MAX);
+        client.call_with(ECHO, b"in time", &options).unwrap();
+        assert_eq!(end(&mut client), Ok(b"in time".to_vec()));
+        client
+            .call_with(ECHO, b"whenever", &CallOptions::default())
+            .unwrap();
+        assert_eq!(end(&mut client), Ok(b"whenever".to_vec()));
+    }
+    let counters = running.stop();
+    assert_eq!((counters.calls, counters.calls_late), (9, 3));
+}
+
+/// Those above an operator's limit; and all of them, once the server takes no more.
+pub fn calls_too_many_are_answered_and_do_not_run<B: BackEnd>() {
+    let (mut server, place) = B::listen(Server::builder().clients_max(1));
+    // 1: the connection is limited; 2: no call is to run any more; 3: none will.
+    let stage = Arc::new(AtomicU32::new(0));
+    let running = Running::<B> {
+        place,
+        stop: Arc::new(AtomicBool::new(false)),
+        thread: None,
+    };
+    let (stop, reached) = (running.stop.clone(), stage.clone());
+    let thread = std::thread::spawn(move || {
+        let clock = Clock::start();
+        let mut ran = 0;
+        while !stop.load(Ordering::Relaxed) {
+            let limit = Limit {
+                calls_per_second: 0,
+                burst: 5,
+            };
+            match reached.load(Ordering::Relaxed) {
+                0 if server.set_limit(0, Some(limit)) => reached.store(1, Ordering::Relaxed),
+                2 => {
+                    server.set_limit(0, None);
+                    server.set_calls_in_flight_max(0);
+                    reached.store(3, Ordering::Relaxed);
+                }
+                _ => {}
+            }
+            let mut count = |request: Request<'_>, response: &mut [u8]| {
+                ran += 1;
+                handler(request, response)
+            };
+            server.poll(clock.now_ns(), &mut count);
+            std::thread::yield_now();
+        }
+        assert_eq!(server.calls_in_flight(), 0);
+        (ran, server.counters())
+    });
+    let mut client = running.client();
+    let outcomes = |client: &mut Client<B::ClientEnd>, calls: usize| {
+        let ran = |_| client.call(ECHO, b"x").map(|_| ());
+        (0..calls).map(ran).collect::<Vec<_>>()
+    };
+    let wait_for = |number| {
+        while stage.load(Ordering::Relaxed) != number {
+            std::thread::yield_now();
+        }
+    };
+    wait_for(1);
+    let busy = CallError::Status(Status::BUSY);
+    assert!(busy.is_certainly_not_run() && busy.is_retryable() && !busy.may_have_run());
+    assert_eq!(
+        outcomes(&mut client, 8),
+        [[Ok(()); 5].as_slice(), &[Err(busy); 3]].concat()
+    );
+    stage.store(2, Ordering::Relaxed);
+    wait_for(3);
+    assert_eq!(outcomes(&mut client, 3), [Err(busy); 3]);
+    running.stop.store(true, Ordering::Relaxed);
+    let (ran, counters) = thread.join().unwrap();
+    assert_eq!(
+        (ran, counters.calls, counters.calls_busy),
+        (5, 5 + 3 + 3, 3 + 3)
+    );
+}
+
+pub fn calls_are_answered_later_by_other_threads<B: BackEnd>() {
+    const CALLS: u64 = 40;
+    let builder = Server::builder().clients_max(8).group_size(2).window(4);
+    let running = Running::<B>::start(builder.deferred_max(32));
+    let mut set = running.connect(6);
+    let (mut ended, mut overtaken, mut last) = (0, 0, [0; 6]);
+    while ended < 6 * CALLS {
+        for connection in 0..6 {
+            while set.counters(connection).calls < CALLS {
+                let number = set.counters(connection).calls + 1;
+                let name = [u64::from(connection), number].map(u64::to_le_bytes);
+                if set
+                    .call_async(connection, LATER, name.as_flattened())
+                    .is_err()
+                {
+                    break;
+                }
+            }
+        }
+        while let Some(it) = set.poll_completion() {
+            let name = [u64::from(it.connection), it.call.0].map(u64::to_le_bytes);
+            // As many as are free are always enough for a window of each.
+            assert_eq!(it.result.unwrap(), name.as_flattened());
+            let last = &mut last[it.connection as usize];
+            overtaken += u64::from(it.call.0 < *last);
+            *last = it.call.0;
+            ended += 1;
+        }
+        std::thread::yield_now();
+    }
+    assert!(overtaken > 0, "no answer has overtaken another");
     assert_eq!(running.stop().violations, 0);
 }
 
@@ -372,7 +529,10 @@ pub fn a_client_connects_again_once_there_is_a_server<B: BackEnd + 'static>() {
     let place = running.place.clone();
     running.stop();
     while set.poll_completion().is_none_or(|it| it.call != call) {}
-    assert_eq!(set.call_async(0, ECHO, b"x"), Err(CallError::NotSent));
+    // The server may have answered before it went, so its going may be noticed later than the end of the call.
+    while set.call_async(0, ECHO, b"x") != Err(CallError::NotSent) {
+        set.poll_completion();
+    }
     drop(set);
     let hasty = connector.connect_within(Duration::from_millis(50));
     assert!(hasty.is_err(), "there is no server");
@@ -386,4 +546,29 @@ pub fn a_client_connects_again_once_there_is_a_server<B: BackEnd + 'static>() {
     let mut set = connector.connect_within(patience).unwrap();
     assert_eq!(set.call(0, ECHO, b"after", patience).unwrap(), b"after");
     assert_eq!(late.join().unwrap().stop().calls, 1);
+}
+
+/// A server without a free seat says so, and a connector tries again until there is one.
+pub fn a_client_waits_until_there_is_a_seat<B: BackEnd>() {
+    let running = Running::<B>::start(Server::builder().clients_max(1));
+    let connector = B::connector(&running.place);
+    let mut first = running.client();
+    first.call(ECHO, b"first").unwrap();
+    let refusal = connector.connect().err().unwrap().to_string();
+    for word in ["0 free seats", "1 were wanted", "clients_max"] {
+        assert!(refusal.contains(word), "{refusal}");
+    }
+    let impatient = connector.connect_within(Duration::from_millis(50));
+    assert!(impatient.is_err(), "the seat is taken");
+    let patience = Duration::from_secs(60);
+    std::thread::scope(|scope| {
+        let second = scope.spawn(|| {
+            let mut second = connector.connect_within(patience).unwrap();
+            second.call(0, ECHO, b"second", patience).unwrap().to_vec()
+        });
+        std::thread::sleep(Duration::from_millis(100));
+        drop(first);
+        assert_eq!(second.join().unwrap(), b"second");
+    });
+    assert_eq!(running.stop().opened, 2);
 }

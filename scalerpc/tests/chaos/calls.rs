@@ -1,6 +1,8 @@
 //! What is asked and answered: every byte follows from who asks, on which connection, and how often
 //! before.
 
+use scalerpc::observe::METHODS_RESERVED;
+
 /// Numbers from a seed (splitmix64).
 #[derive(Clone, Debug)]
 pub struct Rng(pub u64);
@@ -52,8 +54,9 @@ impl Name {
         [self.client, self.connection, self.number]
     }
 
+    /// Any that a handler may see.
     pub fn method(self) -> u16 {
-        self.stream(1).next() as u16
+        self.stream(1).next() as u16 % METHODS_RESERVED
     }
 
     /// The request, of at most `max` bytes.

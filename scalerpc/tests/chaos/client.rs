@@ -96,6 +96,10 @@ impl Link {
                 tally.calls += 1;
             }
             Err(CallError::TimedOut) => tally.timed_out += 1,
+            Err(CallError::DeadlineExceeded) => {
+                check_not_run(dir, name);
+                tally.timed_out += 1;
+            }
             // Not accepted.
             Err(CallError::WindowFull) => return,
             Err(CallError::NotSent) if state == ClientState::Lost => return,
@@ -115,7 +119,8 @@ impl Link {
             return false;
         };
         // False: it has ended, and its completion will come.
-        let cancelled = self.set.cancel(connection, scalerpc::CallId(number));
+        let outcome = self.set.cancel(connection, scalerpc::CallId(number));
+        let cancelled = outcome != scalerpc::Cancelled::Ended;
         if cancelled {
             self.open[connection as usize].remove(&number);
         }

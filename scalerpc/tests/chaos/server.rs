@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use scalerpc::{Backoff, Clock, Mapping, PagePolicy, Reply, Request, Server, ServerBuilder};
+use scalerpc::{Backoff, Clock, Mapping, PagePolicy, Request, Server, ServerBuilder, Status};
 
 use super::calls::{Name, Rng};
 use super::census;
@@ -53,7 +53,7 @@ struct Checker {
 }
 
 impl Checker {
-    fn run(&mut self, request: Request<'_>, response: &mut [u8]) -> Reply {
+    fn run(&mut self, request: Request<'_>, response: &mut [u8]) -> Result<usize, Status> {
         let name = Name::of(request.bytes).unwrap();
         assert_eq!(
             request.bytes,
@@ -65,14 +65,10 @@ impl Checker {
         let identity = (name.client, name.connection);
         match *last {
             Some(before) if (before.client, before.connection) == identity => {
-                assert_eq!(
-                    name.number,
-                    before.number + 1,
-                    "{name:?} is not the next call"
-                );
+                // Between them may be calls that were cancelled, or too late to run.
+                assert!(name.number > before.number, "{name:?} ran after {before:?}");
             }
             _ => {
-                assert_eq!(name.number, 1, "{name:?} is not the first call");
                 assert!(self.seen.insert(identity), "{name:?} ran on another seat");
             }
         }

@@ -48,6 +48,11 @@ impl Process {
         self.0.wait().unwrap();
     }
 
+    fn signal(&self, signal: i32) {
+        // SAFETY: takes no pointers; the process is a child that was not waited for, so its number is its own.
+        assert_eq!(unsafe { libc::kill(self.0.id() as i32, signal) }, 0);
+    }
+
     /// What it printed until it ended.
     fn output(mut self) -> String {
         let mut text = String::new();
@@ -75,7 +80,7 @@ fn child() {
     let address: SocketAddr = address.parse().unwrap();
     match what {
         "server" => {
-            let builder = Server::builder().clients_max(16);
+            let builder = Server::builder().clients_max(64);
             let mut server = builder.listen_verbs(address, &server_on("rxe0")).unwrap();
             server.run(&AtomicBool::new(false), &mut bodies::handler);
         }
@@ -142,6 +147,46 @@ fn calls_to_a_server_that_is_killed_end_and_its_successor_is_found() {
         server = Process::spawn(&[], role);
         let mut client = connect(address);
         assert_eq!(client.call(ECHO, b"after").unwrap(), b"after");
+    }
+}
+
+/// It sleeps when it is stopped, and longer than a peer may be silent: what wakes it is for the device to keep.
+#[test]
+#[ignore = "needs soft-RoCE"]
+fn a_server_that_is_stopped_for_seconds_while_many_wake_it_loses_nobody() {
+    const CONNECTIONS: u32 = 48;
+    let address: SocketAddr = "10.77.0.1:7603".parse().unwrap();
+    let server = Process::spawn(&[], "server 10.77.0.1:7603");
+    drop(connect(address));
+    let mut set = ClientSet::connect_verbs(address, CONNECTIONS, &client_on("rxe1")).unwrap();
+    for _ in 0..2 {
+        exchange(&mut set, 2);
+        let rest = Instant::now() + Duration::from_millis(300);
+        while Instant::now() < rest {
+            assert!(set.poll_completion().is_none());
+            std::thread::yield_now();
+        }
+        server.signal(libc::SIGSTOP);
+        for connection in 0..CONNECTIONS {
+            set.call_async(connection, ECHO, &connection.to_le_bytes())
+                .unwrap();
+        }
+        let stopped = Instant::now() + Duration::from_secs(3);
+        while Instant::now() < stopped {
+            assert!(set.poll_completion().is_none());
+            std::thread::yield_now();
+        }
+        server.signal(libc::SIGCONT);
+        let (mut open, until) = (CONNECTIONS, Instant::now() + PATIENCE);
+        while open > 0 {
+            while let Some(done) = set.poll_completion() {
+                let expected = done.connection.to_le_bytes();
+                assert_eq!(done.result, Ok(&expected[..]));
+                open -= 1;
+            }
+            std::thread::yield_now();
+            assert!(Instant::now() < until, "{open} calls are open");
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! The models; each module says what it is about, and `README.md` what they cost.
 
+mod answers;
 mod block;
 mod engines;
 mod entry;
@@ -8,6 +9,8 @@ mod guard;
 mod litmus;
 mod quiet;
 mod ring;
+mod switch;
+mod wake;
 
 /// A message or an entry was taken that is not whole.
 const TORN: &[&str] = &["torn", "Causality violation: Concurrent read and write"];

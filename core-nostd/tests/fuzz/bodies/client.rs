@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use scalerpc_core::client::{CallError, ClientConn, ClientState};
+use scalerpc_core::client::{CallError, Cancelled, ClientConn, ClientState};
 use scalerpc_core::post::{Completion, WcStatus, WriteWr};
 use scalerpc_core::wire::{
     self, Ext, FLAG_ACTIVATE, FLAG_CONTROL, FLAG_EXT, FLAG_SWITCH, Head, LINE, Placement, Violation,
@@ -89,13 +89,15 @@ impl World {
             0 | 1 => self.call(input),
             2 => {
                 let number = input.near(self.accepted);
+                let parked = number > self.accepted - self.engine.parked();
                 let cancelled = self.engine.cancel(number);
                 match self.open.get_mut(&number) {
-                    Some(known) if cancelled => {
+                    Some(known) if cancelled != Cancelled::Ended => {
                         assert!(!*known, "it was cancelled before");
+                        assert_eq!(cancelled == Cancelled::NeverRuns, parked);
                         *known = true;
                     }
-                    _ => assert!(!cancelled, "call {number} is not outstanding"),
+                    _ => assert_eq!(cancelled, Cancelled::Ended, "call {number} has ended"),
                 }
             }
             3 | 4 => self.post(input),
@@ -125,7 +127,16 @@ impl World {
         let len = input.near(len).min(300) as usize;
         let bytes = vec![input.byte(); len];
         let tag = self.accepted + 1;
-        match self.engine.call(9, &bytes, !tag, self.private.region()) {
+        let private = self.private.region();
+        let accepted = match input.byte() {
+            0xe0.. => {
+                let (budget_ns, now_ns) = (input.near(tag), input.near(1 << 40));
+                self.engine
+                    .call_within(9, &bytes, !tag, budget_ns, now_ns, private)
+            }
+            _ => self.engine.call(9, &bytes, !tag, private),
+        };
+        match accepted {
             Ok(number) => {
                 assert_eq!(number, tag, "calls are numbered from 1");
                 assert!(bytes.len() <= max);
@@ -304,7 +315,11 @@ impl World {
                 Err(why) => {
                     assert!(matches!(
                         why,
-                        Violation::Length | Violation::Flags | Violation::Slot | Violation::Mapping
+                        Violation::Length
+                            | Violation::Flags
+                            | Violation::Slot
+                            | Violation::Mapping
+                            | Violation::Options
                     ));
                     assert_eq!(self.engine.state(), ClientState::Lost);
                     return;

@@ -1,7 +1,7 @@
 //! Choices, read from an input byte by byte.
 
 use scalerpc_core::post::Limits;
-use scalerpc_core::server::{Grouping, ServerConfig};
+use scalerpc_core::server::{AdaptiveSlice, Grouping, ServerConfig};
 use scalerpc_core::wire::Placement;
 use scalerpc_core::{GeometryConfig, Mapping};
 
@@ -86,7 +86,7 @@ impl<'a> Input<'a> {
         let window = self.one_of(&[4, 1, 2, 8]);
         let sge_max = self.one_of(&[4, 1, 2, 8]);
         let depth_min = (window / sge_max + 2).max(4);
-        Setup {
+        let mut setup = Setup {
             geometry: GeometryConfig {
                 clients_max,
                 group_size: group_size_min + self.below(3),
@@ -102,11 +102,15 @@ impl<'a> Input<'a> {
             },
             server: ServerConfig {
                 time_slice_ns: self.one_of(&[10_000, 1_000, 100_000]),
+                adaptive_slice: None,
                 idle_switch_ns: self.one_of(&[1_000, 0, 100_000]),
                 revoke_after_ns: self.one_of(&[10_000, 0]),
                 fence_after_ns: u64::MAX,
+                rest_after_ns: None,
                 burst: 1 + self.below(8),
                 grouping: Grouping::Priority,
+                led: false,
+                calls_in_flight_max: u32::MAX,
             },
             limits: Limits {
                 sq_depth: depth_min + self.below(32),
@@ -118,6 +122,17 @@ impl<'a> Input<'a> {
             handler_ns: self.one_of(&[0, 300, 20_000]),
             keep_calls: true,
             revokes: true,
+        };
+        // Not a choice of its own, so that inputs keep their meaning.
+        if setup.server.time_slice_ns == 1_000 {
+            setup.server.adaptive_slice = Some(AdaptiveSlice {
+                min_ns: 500,
+                max_ns: 20_000,
+                share_permille: 100,
+            });
         }
+        // Costs no input of its own, for the sake of the corpus.
+        setup.server.rest_after_ns = (setup.server.burst % 2 == 0).then_some(2_000);
+        setup
     }
 }

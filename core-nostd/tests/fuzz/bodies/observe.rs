@@ -3,8 +3,8 @@
 use scalerpc_core::Memory;
 use scalerpc_core::memory::Region;
 use scalerpc_core::wire::{
-    self, EXT_BYTES, Entry, Ext, FLAG_ACTIVATE, FLAG_CONTROL, FLAG_EXT, FLAG_SWITCH, Head, LINE,
-    Message, Placement, TRAILER_BYTES, Violation,
+    self, EXT_BYTES, Entry, Ext, FLAG_CANCELLED, FLAG_EXT, Head, LINE, Message, Placement,
+    TRAILER_BYTES, Violation,
 };
 
 use super::common::arena::Arena;
@@ -106,7 +106,7 @@ fn naive(
         slot: (second >> 32) as u32,
     };
     let sum = block_crc(block);
-    let known = head.flags & !(FLAG_EXT | FLAG_ACTIVATE | FLAG_SWITCH | FLAG_CONTROL) == 0;
+    let known = head.flags < FLAG_CANCELLED << 1;
     if placement == Placement::AnyOrder && (!known || sum != Some(second as u32)) {
         return Ok(None);
     }
@@ -118,6 +118,9 @@ fn naive(
     let span = (head.len as usize + ext_bytes + TRAILER_BYTES).div_ceil(LINE) * LINE;
     if sum.is_none() || span > end {
         return Err(Violation::Length);
+    }
+    if has_ext && word(block, end - 40) != 0 {
+        return Err(Violation::Options);
     }
     let ext = has_ext.then(|| Ext {
         epoch: word(block, end - 64),
@@ -194,7 +197,7 @@ fn forged(
 }
 
 fn sealed(input: &mut Input<'_>, placement: Placement, size: usize, owner: u64, valid: u64) {
-    let flags = u16::from(input.byte() & 0xf);
+    let flags = u16::from(input.byte() & 0x1f);
     let ext = (flags & FLAG_EXT != 0).then(|| Ext {
         epoch: input.word(),
         consumed: input.word(),

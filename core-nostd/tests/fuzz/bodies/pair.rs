@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use scalerpc_core::Memory;
+use scalerpc_core::client::Cancelled;
 use scalerpc_core::post::WriteWr;
 use scalerpc_core::server::{Call, ConnState};
 use scalerpc_core::wire::Status;
@@ -18,6 +19,22 @@ const OPS_MAX: usize = 500;
 struct Known {
     bytes: Vec<u8>,
     cancelled: bool,
+    /// `cancel` has said that it never runs.
+    never: bool,
+    budget: bool,
+    ran: bool,
+}
+
+impl Known {
+    fn new(bytes: Vec<u8>, budget: bool) -> Self {
+        Self {
+            bytes,
+            cancelled: false,
+            never: false,
+            budget,
+            ran: false,
+        }
+    }
 }
 
 /// What the oracle knows of the present connection at a seat.
@@ -25,7 +42,7 @@ struct Known {
 struct Seat {
     open: BTreeMap<u64, Known>,
     accepted: u64,
-    /// Calls that have run: 1 up to this one.
+    /// The last call that has run.
     ran: u64,
     ended: u64,
     cancelled: u64,
@@ -97,19 +114,22 @@ impl World {
             .rev()
             .zip(given)
             .for_each(|(to, from)| *to = *from);
-        let Ok(number) = self.rig.call(seat, &bytes) else {
+        let budget = input.byte().checked_sub(0xc0);
+        let accepted = match budget {
+            Some(budget) => self
+                .rig
+                .call_within(seat, &bytes, u64::from(budget) * 1_000),
+            None => self.rig.call(seat, &bytes),
+        };
+        let Ok(number) = accepted else {
             return;
         };
         let known = &mut self.seats[seat as usize];
         known.accepted += 1;
         assert_eq!(number, known.accepted, "calls are numbered from 1");
-        known.open.insert(
-            number,
-            Known {
-                bytes,
-                cancelled: false,
-            },
-        );
+        known
+            .open
+            .insert(number, Known::new(bytes, budget.is_some()));
     }
 
     /// The server's next action. Handlers that do not keep their call echo it.
@@ -119,15 +139,15 @@ impl World {
             let served = &self.rig.log.served[self.served];
             self.served += 1;
             let seat = &mut self.seats[served.seat as usize];
-            seat.ran += 1;
-            assert_eq!(served.number, seat.ran, "R2: at most once, in order");
+            assert!(served.number > seat.ran, "R2: at most once, in order");
+            seat.ran = served.number;
             assert!(served.number <= seat.accepted, "nobody made this call");
             // A call that has failed may run all the same.
-            let known = seat.open.get(&served.number);
-            assert!(
-                known.is_none_or(|it| it.bytes == served.bytes),
-                "another's bytes"
-            );
+            if let Some(known) = seat.open.get_mut(&served.number) {
+                assert_eq!(known.bytes, served.bytes, "another's bytes");
+                assert!(!known.never, "it was cancelled before it was sent");
+                known.ran = true;
+            }
             let bytes = served.bytes.clone();
             if self.keep {
                 self.kept.push((call, bytes));
@@ -199,7 +219,7 @@ impl World {
         let number = input.near(self.seats[seat as usize].accepted);
         let cancelled = self.rig.client(seat).engine.cancel(number);
         // The answer may have been taken already, and not be looked at yet.
-        if cancelled {
+        if cancelled != Cancelled::Ended {
             let seat = &mut self.seats[seat as usize];
             let known = seat
                 .open
@@ -207,6 +227,8 @@ impl World {
                 .expect("only what is open is cancelled");
             assert!(!known.cancelled, "it was cancelled before");
             known.cancelled = true;
+            known.never = cancelled == Cancelled::NeverRuns;
+            assert!(!(known.never && known.ran), "it has run");
             seat.cancelled += 1;
         }
     }
@@ -249,13 +271,17 @@ impl World {
                 assert!(!known.cancelled, "nobody wants it any more");
                 seat.ended += 1;
                 match ended {
+                    Ended::Answer { status, .. } if status != Status::OK => {
+                        assert_eq!(status, Status::DEADLINE_EXCEEDED);
+                        assert!(known.budget && !known.ran, "R1: it has run");
+                    }
                     Ended::Answer { status, bytes, .. } => {
-                        assert!(call <= seat.ran, "an answer to what has not run");
+                        assert!(known.ran, "an answer to what has not run");
                         let echo = &known.bytes[..known.bytes.len().min(limit)];
                         assert_eq!((status, &bytes[..]), (Status::OK, echo));
                     }
                     Ended::Failed { may_have_run, .. } => {
-                        assert!(may_have_run || call > seat.ran, "R1: it has run");
+                        assert!(may_have_run || !known.ran, "R1: it has run");
                     }
                 }
             }
@@ -307,14 +333,7 @@ impl World {
                 .expect("there is room for one call");
             let known = &mut self.seats[seat as usize];
             known.accepted += 1;
-            let bytes = Vec::new();
-            known.open.insert(
-                number,
-                Known {
-                    bytes,
-                    cancelled: false,
-                },
-            );
+            known.open.insert(number, Known::new(Vec::new(), false));
         }
         self.settle();
         for seat in &self.seats {

@@ -2,7 +2,7 @@
 
 use scalerpc_core::post::{Completion, ReadWr, WcStatus, WriteWr};
 use scalerpc_core::server::{Call, ConnState};
-use scalerpc_core::wire::{self, Entry, FLAG_EXT, Head, LINE, Status};
+use scalerpc_core::wire::{self, Entry, Ext, FLAG_CANCELLED, FLAG_EXT, Head, LINE, Status};
 use scalerpc_core::{Mapping, Memory};
 
 use super::common::wire::Op;
@@ -151,14 +151,16 @@ impl World {
                 continue;
             };
             let peer = &mut self.peers[peer as usize];
-            peer.calls += 1;
-            assert_eq!(served.number, peer.calls, "R2: calls in order");
+            // Those that are late or cancelled are taken, and do not run.
+            assert!(served.number > peer.calls, "R2: calls in order");
+            peer.calls = served.number;
         }
         while let Some(call) = self.rig.kept.pop_front() {
             let of_peer = call.seat >= self.honest;
-            let end = call.request_at + wire::span(call.request_len, 0);
-            let flags = self.rig.exposed.region().load(end - 24) >> 48;
-            assert_eq!(flags, 0, "a request with flags is taken");
+            let end = |flags| call.request_at + wire::span(call.request_len, flags);
+            let flags_at = |end| self.rig.exposed.region().load(end - 24) >> 48;
+            let known = flags_at(end(0)) == 0 || flags_at(end(FLAG_EXT)) == u64::from(FLAG_EXT);
+            assert!(known, "a request with flags is taken");
             if of_peer && self.keep && self.kept.len() < KEPT_MAX {
                 self.kept.push(call);
             } else {
@@ -379,15 +381,34 @@ impl World {
         let head = Head {
             len: payload.len() as u32,
             tag: input.byte().into(),
-            // Any but the one that announces an extension, which there is none of.
             flags: match input.byte() {
-                0..=0xf0 => 0,
+                0..=0xb0 => 0,
+                0xb1..=0xe0 => FLAG_EXT,
+                0xe1..=0xf0 => FLAG_CANCELLED,
+                // Any but the one that announces an extension, which there is none of.
                 _ => 2 << input.below(15),
             },
             slot: input.byte().into(),
         };
+        let ext = (head.flags & FLAG_EXT != 0).then(|| Ext {
+            epoch: input.near(20_000),
+            consumed: input.near(0),
+            zone: input.near_u32(0),
+            pool: 0,
+        });
+        let (head, payload) = match head.flags == FLAG_CANCELLED && input.flag() {
+            true => (
+                Head {
+                    len: 0,
+                    tag: 0,
+                    ..head
+                },
+                Vec::new(),
+            ),
+            false => (head, payload),
+        };
         self.rig
-            .write_request_to(zone, owner, number, head, &payload);
+            .write_options_to(zone, owner, number, head, ext, &payload);
         if input.byte() & 7 == 7 {
             // Its trailer says something else. (With a checksum it has not arrived.)
             let geometry = &self.rig.geometry;
