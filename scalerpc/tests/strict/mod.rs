@@ -161,8 +161,8 @@ pub fn builder() -> ServerBuilder {
         .group_size(4)
         .window(4)
         .deferred_max(4)
-        // Of some hundred rounds by the clock of `serve`: short enough for many switches.
-        .time_slice(Duration::from_micros(100))
+        // A hundred rounds by the clock of `serve`: short enough for many switches.
+        .time_slice(Duration::from_micros(20))
         // A client that is merely slow is neither to be revoked nor fenced: that takes a system call.
         .revoke_after(Duration::MAX)
         .fence_after(Duration::MAX)
