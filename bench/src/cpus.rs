@@ -1,11 +1,16 @@
 //! Two processors, one for each end, and how quiet they are.
 
 use std::error::Error;
+use std::hint::black_box;
+use std::ops::Range;
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, Scope, ScopedJoinHandle};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use clap::ValueEnum;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use serde::Serialize;
 
 /// The processors of the clients' and of the server's thread.
 #[derive(Clone, Copy, Debug)]
@@ -69,6 +74,67 @@ pub(crate) fn waited_ns() -> u64 {
 /// A cache line that one end writes.
 #[repr(align(64))]
 struct Line(AtomicU64);
+
+/// How far the two cores are from each other. Hosts move a virtual machine from one to the other at times, and all ratios
+/// are others then.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Distance {
+    /// They share a cache: 100 to 130 ns where it was measured
+    Near,
+    /// They do not, or it is a slow one: 280 to 520 ns where it was measured
+    Far,
+}
+
+impl Distance {
+    pub(crate) const ALL: [Self; 2] = [Self::Near, Self::Far];
+
+    /// What a [`ping_pong_ns`] takes. Below are two threads of one core, above is a processor that somebody else has.
+    pub(crate) fn ping_pong_ns(self) -> Range<f64> {
+        match self {
+            Self::Near => 60.0..200.0,
+            Self::Far => 200.0..600.0,
+        }
+    }
+}
+
+/// Whether the processors are two cores: two threads of one core share its units, and so does who has it besides.
+pub(crate) fn are_two_cores(cpus: Cpus) -> bool {
+    /// Of what each does alone, two cores do all at the same time, and two threads of one core about half.
+    const PART: f64 = 0.8;
+    let alone = pace();
+    let together = Barrier::new(2);
+    thread::scope(|scope| {
+        let server = spawn_server(scope, cpus, || {
+            together.wait();
+            pace()
+        });
+        together.wait();
+        let (mine, theirs) = (pace(), server.join());
+        theirs.is_ok_and(|theirs| mine.min(theirs) >= PART * alone)
+    })
+}
+
+/// What the calling thread computes in a nanosecond: as many steps at once as a core has units for.
+fn pace() -> f64 {
+    const STEPS: u64 = 2_000;
+    const TIME: Duration = Duration::from_millis(2);
+    let mut words: [u64; 8] = black_box([1, 2, 3, 4, 5, 6, 7, 8]);
+    let (begun, mut steps) = (Instant::now(), 0);
+    loop {
+        for _ in 0..STEPS {
+            for word in &mut words {
+                *word = word.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (*word >> 7);
+            }
+        }
+        words = black_box(words);
+        steps += STEPS;
+        let passed = begun.elapsed();
+        if passed >= TIME {
+            return steps as f64 / passed.as_nanos() as f64;
+        }
+    }
+}
 
 /// A message there and back over two cache lines, in nanoseconds: what is far from usual tells of a processor that
 /// somebody else has.

@@ -7,6 +7,7 @@ use std::fmt::Write;
 use plotters::style::RGBColor;
 use serde::Serialize;
 
+use crate::cpus::Distance;
 use crate::figure::{Figure, Series, Spot};
 use crate::measure::{Summary, summary};
 use crate::peers::{Load, Peer, SIZES};
@@ -30,9 +31,11 @@ pub(crate) type Turns = HashMap<Side, Vec<Turn>>;
 pub(crate) struct Results {
     /// The processors' own name.
     pub(crate) machine: String,
+    /// Between the two cores, in the rounds that count.
+    pub(crate) distance: Distance,
     pub(crate) rounds: u32,
     pub(crate) turn_ms: u64,
-    /// Rounds in which the processors were not two cores, or others had them.
+    /// Rounds in which the processors were not two cores at that distance, or others had them.
     pub(crate) rounds_lost: u32,
     /// From one processor to the other and back over two cache lines.
     pub(crate) ping_pong_ns: Option<Summary>,
@@ -223,12 +226,19 @@ impl Results {
                 it.connections_max
             );
         }
+        let how_far = match self.distance {
+            Distance::Near => "near each other",
+            Distance::Far => "far from each other",
+        };
+        let _ = write!(
+            table,
+            "\nrounds lost, because there were no two cores {how_far}: {}",
+            self.rounds_lost
+        );
         if let Some(Summary { median, low, high }) = self.ping_pong_ns {
             let _ = write!(
                 table,
-                "\nping-pong over two cache lines: {median:.0} ns ({low:.0} to {high:.0}); rounds lost, \
-                 because it was not as between two cores: {}",
-                self.rounds_lost
+                "; ping-pong over two cache lines: {median:.0} ns ({low:.0} to {high:.0})"
             );
         }
         table

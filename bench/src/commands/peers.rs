@@ -1,23 +1,19 @@
 //! Against the floor of the hardware, and against others.
 
 use std::error::Error;
-use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
 use clap::Args;
 
-use crate::cpus::{self, Cpus, ping_pong_ns};
+use crate::cpus::{self, Cpus, Distance, are_two_cores, ping_pong_ns};
 use crate::measure::summary;
 use crate::peers::{Load, Peer, Runner, Sample};
 use crate::plan::{self, Block, GOALS, Goal, Side};
 use crate::report::Output;
 use crate::results::{Judged, Limit, Results, Row, Turn, Turns};
 
-/// What a ping-pong takes between two cores that nobody else has, in nanoseconds: 280 to 520 on those of a socket where
-/// it was measured, and 100 on the two threads of one core, which some hosts give to a virtual machine at times.
-const TWO_CORES_NS: RangeInclusive<f64> = 200.0..=600.0;
 /// A pause before another look, when the processors are not two cores.
 const PAUSE: Duration = Duration::from_millis(200);
 /// After so many rounds all sides are made anew: where their memory comes to lie makes a difference of some tenths.
@@ -46,7 +42,10 @@ pub(crate) struct Peers {
     /// How long each side runs before it is measured, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(..=10_000))]
     warm_ms: u64,
-    /// How long to wait in all for a host that gives one core only, in seconds [default: 300; quick: 30]
+    /// How far the two cores are to be from each other [default: as they are at first]
+    #[arg(long, value_enum)]
+    distance: Option<Distance>,
+    /// How long to wait in all for such cores, in seconds [default: 300; quick: 50]
     #[arg(long, value_name = "S", value_parser = clap::value_parser!(u32).range(..=3_600))]
     patience_s: Option<u32>,
     /// Where the programs of peers are [default: peers, in Cargo's target folder]
@@ -69,8 +68,12 @@ impl Peers {
         } else {
             (32, 300)
         };
+        let cpus = Cpus::find()?;
+        cpus::pin(cpus.clients);
+        let distance = self.distance.unwrap_or_else(|| distance_of(cpus));
         let mut stand = Stand {
-            cpus: Cpus::find()?,
+            cpus,
+            distance,
             programs: self.programs()?,
             warm: Duration::from_millis(self.warm_ms),
             turn: Duration::from_millis(self.turn_ms),
@@ -78,7 +81,6 @@ impl Peers {
             patience: Duration::from_secs(self.patience_s.unwrap_or(patience_s).into()),
             ping_pongs: Vec::new(),
         };
-        cpus::pin(stand.cpus.clients);
         let asked = |peer: &Peer| self.peers.is_empty() || self.peers.contains(peer);
         let peers: Vec<Peer> = Peer::ALL.into_iter().filter(asked).collect();
         let goals = self.goals();
@@ -88,6 +90,7 @@ impl Peers {
         }
         let mut results = Results {
             machine: cpus::model(),
+            distance,
             rounds: stand.rounds,
             turn_ms: self.turn_ms,
             rounds_lost: 0,
@@ -152,6 +155,16 @@ fn limits(peers: &[Peer], blocks: &[Block]) -> Vec<Limit> {
     .collect()
 }
 
+/// That of most of some looks, and far where nothing says so.
+fn distance_of(cpus: Cpus) -> Distance {
+    const LOOKS: usize = 9;
+    let took: Vec<f64> = (0..LOOKS).map(|_| ping_pong_ns(cpus)).collect();
+    let median = summary(&took).map_or(0.0, |it| it.median);
+    let mut all = Distance::ALL.into_iter();
+    let found = all.find(|it| it.ping_pong_ns().contains(&median));
+    found.unwrap_or(Distance::Far)
+}
+
 type Running = (Side, Box<dyn Runner>);
 /// And why.
 type Failed = (Side, String);
@@ -159,6 +172,7 @@ type Failed = (Side, String);
 /// Where sides take turns.
 struct Stand {
     cpus: Cpus,
+    distance: Distance,
     programs: PathBuf,
     warm: Duration,
     turn: Duration,
@@ -206,14 +220,14 @@ impl Stand {
         running
     }
 
-    /// True if it was on two cores.
+    /// True if it was on two cores, as far from each other as in all rounds that count.
     fn round(
         &mut self,
         running: &mut Vec<Running>,
         turns: &mut Turns,
         failed: &mut Vec<Failed>,
     ) -> bool {
-        let before = self.await_two_cores();
+        let before = self.await_cores();
         let mut samples = Vec::with_capacity(running.len());
         // The order turns round, so that what drifts meets all of them alike.
         running.reverse();
@@ -229,25 +243,33 @@ impl Stand {
                 }
             },
         );
-        let after = ping_pong_ns(self.cpus);
-        self.ping_pongs.extend([before, after]);
-        let steady = [before, after].iter().all(|it| TWO_CORES_NS.contains(it));
+        let steady = before && self.look();
         for (side, sample) in samples {
             turns.entry(side).or_default().push(turn(sample, steady));
         }
         steady
     }
 
-    /// A ping-pong, after some patience where it is not what it should be.
-    fn await_two_cores(&mut self) -> f64 {
+    /// True if the processors are as they should be, perhaps after some patience.
+    fn await_cores(&mut self) -> bool {
         loop {
-            let took = ping_pong_ns(self.cpus);
-            if TWO_CORES_NS.contains(&took) || self.patience.is_zero() {
-                return took;
+            let fit = self.look();
+            if fit || self.patience.is_zero() {
+                return fit;
             }
             self.patience = self.patience.saturating_sub(PAUSE);
             thread::sleep(PAUSE);
         }
+    }
+
+    /// True if the processors are two cores as far from each other as they should be.
+    fn look(&mut self) -> bool {
+        let took = ping_pong_ns(self.cpus);
+        let fit = self.distance.ping_pong_ns().contains(&took) && are_two_cores(self.cpus);
+        if fit {
+            self.ping_pongs.push(took);
+        }
+        fit
     }
 }
 
