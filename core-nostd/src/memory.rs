@@ -440,12 +440,12 @@ mod region {
             self.len
         }
 
-        #[inline]
+        #[inline(always)]
         fn load(&self, at: usize) -> u64 {
             u64::from_le(self.word(at).load(Ordering::Relaxed))
         }
 
-        #[inline]
+        #[inline(always)]
         fn load_acquire(&self, at: usize) -> u64 {
             u64::from_le(self.word(at).load(Ordering::Acquire))
         }
@@ -460,24 +460,24 @@ mod region {
             wide::prefetch_write(self.base.as_ptr().wrapping_add(at));
         }
 
-        #[inline]
+        #[inline(always)]
         fn store(&self, at: usize, word: u64) {
             self.word(at).store(word.to_le(), Ordering::Relaxed);
         }
 
-        #[inline]
+        #[inline(always)]
         fn store_release(&self, at: usize, word: u64) {
             self.word(at).store(word.to_le(), Ordering::Release);
         }
 
         // One check of the range instead of one for each word: of a trailer's four, that is 20 instructions.
-        #[inline]
+        #[inline(always)]
         fn load_words<const N: usize>(&self, at: usize) -> [u64; N] {
             let words = self.words(at, 8 * N);
             core::array::from_fn(|i| u64::from_le(words[i].load(Ordering::Relaxed)))
         }
 
-        #[inline]
+        #[inline(always)]
         fn publish<const N: usize>(&self, at: usize, words: [u64; N]) {
             let cells = self.words(at, 8 * N);
             for (i, (cell, word)) in cells.iter().zip(words).enumerate() {

@@ -18,11 +18,15 @@ pub const READ_AHEAD: u64 = 2;
 /// Lines of a message that are fetched ahead. Longer ones are for what the processor does by itself.
 const LINES_AHEAD: usize = 8;
 
-/// The lines to fetch of a message that ends at `end`, if it has as many bytes as the last one, which had `len`.
+/// Fetches the lines of a message that ends at `end`, if it has as many bytes as the last one, which had `len`.
+// Most messages are one line: with a loop for all of them, each takes 12 instructions more.
 #[inline(always)]
-pub fn lines_ahead(end: usize, len: usize) -> impl Iterator<Item = usize> {
-    let lines = (len / LINE).clamp(1, LINES_AHEAD);
-    (1..=lines).map(move |nth| end.wrapping_sub(nth * LINE))
+pub fn fetch_ahead(end: usize, len: usize, mut fetch: impl FnMut(usize)) {
+    fetch(end.wrapping_sub(LINE));
+    if len > LINE {
+        let lines = 2..=(len / LINE).min(LINES_AHEAD);
+        lines.for_each(|nth| fetch(end.wrapping_sub(nth * LINE)));
+    }
 }
 
 /// What a work request was for; part of its [`WrId`].

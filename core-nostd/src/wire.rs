@@ -277,7 +277,7 @@ pub fn seal<M: Memory>(
         write_ext(memory, end, ext);
     }
     if placement == Placement::AnyOrder {
-        second |= u64::from(message_crc(memory, end, owner, head, valid));
+        second |= u64::from(message_crc(memory, end, owner, (first, second), valid));
     }
     // Ordering: release; pairs with the acquire in `observe`, here or, after a WRITE, at the peer.
     memory.publish(end - 32, [owner, first, second, last_word(owner, valid)]);
@@ -344,7 +344,8 @@ pub fn observe<M: Memory>(
     };
     if placement == Placement::AnyOrder
         && !mutant::is(Bug::CrcIgnored)
-        && (fault.is_some() || message_crc(memory, end, owner, head, valid) != second as u32)
+        && (fault.is_some()
+            || message_crc(memory, end, owner, (first, second), valid) != second as u32)
     {
         return Ok(None);
     }
@@ -386,11 +387,20 @@ fn read_ext<M: Memory>(memory: &M, end: usize) -> Result<Ext, Violation> {
     })
 }
 
-/// CRC-32C over everything of a message but the pad and the CRC itself.
+/// CRC-32C over everything of a message but the pad and the CRC itself, which is half of the words of its head.
 #[inline(never)]
-fn message_crc<M: Memory>(memory: &M, end: usize, owner: u64, head: Head, valid: u64) -> u32 {
+fn message_crc<M: Memory>(
+    memory: &M,
+    end: usize,
+    owner: u64,
+    (first, second): (u64, u64),
+    valid: u64,
+) -> u32 {
     let mut digest = CRC_32C.digest();
-    let (first, second) = head.words();
+    let (head, second) = (
+        Head::from_words(first, second),
+        second & !u64::from(u32::MAX),
+    );
     for word in [owner, first, second, last_word(owner, valid)] {
         digest.update(&word.to_le_bytes());
     }

@@ -111,7 +111,7 @@ pub unsafe trait Fabric {
     fn post_write(&mut self, wr: &WriteWr) -> Result<(), PostError>;
 
     /// A hint: a WRITE of some `len` bytes is likely soon, which ends before `end` in the peer's memory. Where it is a copy,
-    /// its lines can be [fetched ahead](scalerpc_core::post::lines_ahead).
+    /// its lines can be [fetched ahead](scalerpc_core::post::fetch_ahead).
     #[inline]
     fn will_write(&self, connection: u32, end: usize, len: usize) {
         let _ = (connection, end, len);

@@ -3,11 +3,12 @@
 use rand::Rng;
 use scalerpc_core::Memory;
 use scalerpc_core::client::{CallError, Cancelled, ClientState};
+use scalerpc_core::post::WriteWr;
 use scalerpc_core::wire::ENTRY_QUIET_AT;
 use scalerpc_driver::{Fabric, FabricEvent, PostError};
 
 use crate::oracle::{Broken, Request};
-use crate::world::{World, tell};
+use crate::world::{Peer, World, tell};
 
 /// A client's turn cannot have more WRITEs.
 const POSTS_MAX: u32 = 1_000;
@@ -37,7 +38,7 @@ impl World {
         if cancels {
             self.cancel(seat)?;
         }
-        self.post_client(seat)
+        self.post_client(seat, None)
     }
 
     pub(crate) fn take_answers(&mut self, seat: usize) -> Result<(), Broken> {
@@ -101,14 +102,22 @@ impl World {
             let accepted = match budget_ns {
                 Some(budget_ns) => {
                     let clock_ns = self.now_ns + peer.clock_ns();
-                    peer.engine
-                        .call_within(*method, bytes, !call, budget_ns, clock_ns, private)
+                    let engine = &mut peer.engine;
+                    let accepted =
+                        engine.call_within(*method, bytes, !call, budget_ns, clock_ns, private);
+                    accepted.map(|number| (number, None))
                 }
-                None => peer.engine.call(*method, bytes, !call, private),
+                // Both ways that a caller has.
+                None if call % 2 == 0 => peer.engine.call_direct(*method, bytes, !call, private),
+                None => {
+                    let accepted = peer.engine.call(*method, bytes, !call, private);
+                    accepted.map(|number| (number, None))
+                }
             };
+            let direct = accepted.as_ref().ok().and_then(|&(_, direct)| direct);
             match accepted {
                 Ok(_) if peer.liar => {}
-                Ok(number) => {
+                Ok((number, _)) => {
                     tell!(
                         self,
                         "{seat:>3} + call {number}, {} bytes",
@@ -135,6 +144,9 @@ impl World {
                 }
                 Err(CallError::Lost) => break,
                 Err(error) => return Err(error.to_string()),
+            }
+            if direct.is_some() {
+                self.post_client(seat, direct)?;
             }
         }
         Ok(())
@@ -166,7 +178,8 @@ impl World {
         Ok(())
     }
 
-    fn post_client(&mut self, seat: usize) -> Result<(), Broken> {
+    /// Posts `first`, and then what else the client has to post.
+    fn post_client(&mut self, seat: usize, mut first: Option<WriteWr>) -> Result<(), Broken> {
         let Some(peer) = &mut self.peers[seat] else {
             return Ok(());
         };
@@ -174,10 +187,12 @@ impl World {
         if peer.engine.wants_time() {
             peer.engine.pass(self.now_ns + peer.clock_ns());
         }
-        while let Some(wr) = peer
-            .engine
-            .next_write(peer.end.exposed(), peer.end.private())
-        {
+        loop {
+            let Peer { engine, end, .. } = &mut *peer;
+            let next = || engine.next_write(end.exposed(), end.private());
+            let Some(wr) = first.take().or_else(next) else {
+                break;
+            };
             posts += 1;
             if posts > POSTS_MAX {
                 return Err(format!("R11: seat {seat} posts without end"));

@@ -13,10 +13,14 @@
 //! take is parked again (rule R3).
 
 mod options;
+mod records;
 mod ring;
 
 pub use options::Cancelled;
+pub use records::CallRecord;
 pub use ring::{Answer, Failed};
+
+use records::{NONE, RecordState};
 
 use crate::geometry::{Geometry, Mapping};
 use crate::memory::Memory;
@@ -24,9 +28,6 @@ use crate::mutant::{self, Bug};
 use crate::post::{Completion, Limits, SendQueue, WRITE_AHEAD, WcStatus, WrId, WrKind, WriteWr};
 use crate::store::Store;
 use crate::wire::{self, Entry, Ext, FLAG_EXT, Head, LINE, Placement};
-
-/// No index.
-const NONE: u32 = u32::MAX;
 
 /// The client states of the paper, and the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,32 +74,6 @@ impl core::fmt::Display for CallError {
 
 impl core::error::Error for CallError {}
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-enum RecordState {
-    #[default]
-    Free,
-    /// Accepted, not answered.
-    Outstanding,
-    /// Answered, but the WRITE of its request is not known to be done: its slot may not be reused.
-    Held,
-}
-
-/// The record of one outstanding call.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct CallRecord {
-    number: u64,
-    /// The caller's own.
-    tag: u64,
-    /// Bytes of the whole message in the request slot.
-    span: u32,
-    /// Of the WRITE that has the request slot as its source, if there was one.
-    sequence: Option<u32>,
-    state: RecordState,
-    cancelled: bool,
-    /// When its budget is used up, if it has one.
-    deadline_ns: Option<u64>,
-}
-
 /// Where a connection belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClientConn {
@@ -108,6 +83,15 @@ pub struct ClientConn {
     pub seat: u32,
     /// The nonce of its messages.
     pub owner: u64,
+}
+
+/// A request that is ready to be written.
+struct Parked {
+    number: u64,
+    slot: u32,
+    /// Its request slot, and the bytes of the message in it.
+    local: usize,
+    span: usize,
 }
 
 /// What happened so far on one connection.
@@ -261,15 +245,11 @@ impl<S: Store> ClientEngine<S> {
     /// True if [`next_write`](Self::next_write) may have something to post, without any news first.
     #[inline]
     pub fn wants_to_post(&self) -> bool {
+        let parked = self.parked() > 0;
         // Owed in state Warmup; and longer, if a server lies and serves what it cannot know of.
-        if self.demand_owed {
-            return true;
-        }
-        match self.state {
-            ClientState::Idle => self.parked() > 0 || self.quiet != self.epoch,
-            ClientState::Process => self.parked() > 0 && !self.barred,
-            ClientState::Warmup | ClientState::Lost => false,
-        }
+        self.demand_owed
+            || (self.state == ClientState::Process && parked && !self.barred)
+            || (self.state == ClientState::Idle && (parked || self.quiet != self.epoch))
     }
 
     /// Accepts a call: copies the request, and numbers it. `tag` comes back with the answer.
@@ -285,7 +265,35 @@ impl<S: Store> ClientEngine<S> {
         tag: u64,
         private: &M,
     ) -> Result<u64, CallError> {
-        self.accept(method, request, tag, None, private)
+        let accepted = self.accept(method, request, tag, None, private)?;
+        Ok(accepted.number)
+    }
+
+    /// As [`call`](Self::call) and then [`next_write`](Self::next_write), where that is the request of this call, which
+    /// is written straight into the zone: nearly always. Then there is nothing else to post.
+    ///
+    /// # Errors
+    ///
+    /// [`CallError`]; nothing has happened then.
+    #[inline(always)]
+    pub fn call_direct<M: Memory>(
+        &mut self,
+        method: u16,
+        request: &[u8],
+        tag: u64,
+        private: &M,
+    ) -> Result<(u64, Option<WriteWr>), CallError> {
+        let direct = self.state == ClientState::Process
+            && self.parked() == 0
+            && !self.demand_owed
+            && !self.barred
+            && self.sq.has_room(1);
+        let accepted = self.accept(method, request, tag, None, private)?;
+        if !direct {
+            return Ok((accepted.number, None));
+        }
+        self.sq_before = self.sq;
+        Ok((accepted.number, Some(self.write_at(accepted))))
     }
 
     /// `budget`: the extension of its request, and when it is used up.
@@ -297,7 +305,7 @@ impl<S: Store> ClientEngine<S> {
         tag: u64,
         budget: Option<(Ext, u64)>,
         private: &M,
-    ) -> Result<u64, CallError> {
+    ) -> Result<Parked, CallError> {
         if self.state == ClientState::Lost {
             return Err(CallError::Lost);
         }
@@ -348,40 +356,12 @@ impl<S: Store> ClientEngine<S> {
         self.next_call += 1;
         self.outstanding += 1;
         self.counters.calls += 1;
-        Ok(number)
-    }
-
-    fn free_record(&mut self) -> Option<u32> {
-        // In the steady state the record of call n - window is the one that became free.
-        let window = self.calls.len() as u32;
-        let first = self.next_call as u32 & (window - 1);
-        (0..window)
-            .map(|i| (first + i) & (window - 1))
-            .find(|&slot| self.is_free(slot))
-    }
-
-    fn is_free(&mut self, slot: u32) -> bool {
-        let record = &mut self.calls[slot as usize];
-        let done = record.sequence.is_none_or(|it| self.sq.is_done(it));
-        if record.state == RecordState::Held && (done || mutant::is(Bug::RequestSlotEarly)) {
-            record.state = RecordState::Free;
-        }
-        record.state == RecordState::Free
-    }
-
-    /// As [`next_write`](Self::next_write), where that is a request that is written straight into the zone: nearly
-    /// always. `None` says nothing: there may be something to post all the same.
-    #[inline(always)]
-    pub fn next_direct<M: Memory>(&mut self, private: &M) -> Option<WriteWr> {
-        let direct = self.state == ClientState::Process
-            && !self.demand_owed
-            && self.sent + 1 < self.next_call
-            && self.sent >= self.amended_max;
-        if !direct {
-            return None;
-        }
-        self.sq_before = self.sq;
-        self.write_block(private)
+        Ok(Parked {
+            number,
+            slot,
+            local: start,
+            span,
+        })
     }
 
     /// Where the request ends, in the server's memory, that is [`WRITE_AHEAD`] after the last one, if it is written straight
@@ -418,7 +398,6 @@ impl<S: Store> ClientEngine<S> {
     }
 
     /// State Process: the next parked request, straight into the zone.
-    #[inline(always)]
     fn write_block<M: Memory>(&mut self, private: &M) -> Option<WriteWr> {
         if self.barred || !self.sq.has_room(1) {
             return None;
@@ -432,15 +411,31 @@ impl<S: Store> ClientEngine<S> {
             let end = local + self.calls[slot as usize].span as usize;
             self.amend(number, private, end, private);
         }
-        let inline = self.calls[slot as usize].span as usize <= self.limits.inline_max;
+        let span = self.calls[slot as usize].span as usize;
+        Some(self.write_at(Parked {
+            number,
+            slot,
+            local,
+            span,
+        }))
+    }
+
+    /// Writes the first parked request.
+    #[inline(always)]
+    fn write_at(&mut self, parked: Parked) -> WriteWr {
+        let Parked {
+            number,
+            slot,
+            local,
+            span: len,
+        } = parked;
+        let inline = len <= self.limits.inline_max;
         let want_signal = !inline && self.signal_now(number);
         let (sequence, signaled) = self.sq.post(want_signal);
-        let record = &mut self.calls[slot as usize];
-        record.sequence = (!inline).then_some(sequence);
-        let len = record.span as usize;
+        self.calls[slot as usize].sequence = (!inline).then_some(sequence);
         self.sent = number;
         self.counters.direct_writes += 1;
-        Some(WriteWr {
+        WriteWr {
             connection: self.conn.connection,
             local,
             remote: self.geometry.block_end(self.pool, self.zone, number) - len,
@@ -448,18 +443,7 @@ impl<S: Store> ClientEngine<S> {
             epoch: (self.geometry.mapping() == Mapping::Virtual).then_some(self.epoch),
             signaled,
             wr_id: self.wr_id(sequence),
-        })
-    }
-
-    /// Request slots come back with completions. Twice a window one is asked for; and when this request
-    /// has the last slot, as no later one could ask while the others are held by slow calls.
-    fn signal_now(&mut self, number: u64) -> bool {
-        let window = self.geometry.window();
-        number % u64::from(window.div_ceil(2)) == 0 || !(0..window).any(|slot| self.is_free(slot))
-    }
-
-    fn slot_of(&self, number: u64) -> u32 {
-        self.order[(number & u64::from(self.geometry.window() - 1)) as usize]
+        }
     }
 
     fn wr_id(&self, sequence: u32) -> WrId {

@@ -45,9 +45,9 @@ impl<S: Store> ClientEngine<S> {
         self.pass(now_ns);
         let deadline_ns = self.now_ns.saturating_add(budget_ns);
         let ext = Ext::of_budget(deadline_ns - self.now_ns);
-        let number = self.accept(method, request, tag, Some((ext, deadline_ns)), private)?;
-        self.amended_max = number;
-        Ok(number)
+        let accepted = self.accept(method, request, tag, Some((ext, deadline_ns)), private)?;
+        self.amended_max = accepted.number;
+        Ok(accepted.number)
     }
 
     /// True if a call with a budget is parked. Then [`pass`](Self::pass) is to be told the time before

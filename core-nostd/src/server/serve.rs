@@ -4,7 +4,7 @@ use super::records::{Conn, ConnState, NONE};
 use super::{Action, Active, Call, Quick, ServerEngine};
 use crate::memory::Memory;
 use crate::mutant::{self, Bug};
-use crate::post::{READ_AHEAD, WRITE_AHEAD, WrId, WrKind, WriteWr, lines_ahead};
+use crate::post::{READ_AHEAD, WRITE_AHEAD, WrId, WrKind, WriteWr, fetch_ahead};
 use crate::store::Store;
 use crate::wire::{
     self, Ext, FLAG_ACTIVATE, FLAG_CONTROL, FLAG_EXT, FLAG_SWITCH, Head, Message, Status, Violation,
@@ -92,9 +92,8 @@ impl<S: Store> ServerEngine<S> {
         let conn = &self.memory.conns[seat as usize];
         let (pool, zone) = self.place(conn.zone);
         let later = conn.next_call + READ_AHEAD - 1;
-        for line in lines_ahead(self.geometry.block_end(pool, zone, later), span) {
-            exposed.prefetch(line);
-        }
+        let end = self.geometry.block_end(pool, zone, later);
+        fetch_ahead(end, span, |line| exposed.prefetch(line));
     }
 
     /// The second part of [`next_action`](Self::next_action): a plain call, or nothing.
@@ -113,26 +112,25 @@ impl<S: Store> ServerEngine<S> {
             seat, awaited_at, ..
         } = self.memory.active[at];
         let conn = &self.memory.conns[seat as usize];
+        let crowded = self.in_flight >= self.config.calls_in_flight_max;
+        if conn.limited || crowded || !self.can_enter(conn) {
+            return Quick::Other;
+        }
         let (owner, number) = (conn.owner, conn.next_call);
         let len_max = self.geometry.config().request_max_bytes;
         let end = awaited_at + 8;
         let plain = wire::observe_plain(exposed, end, len_max, owner, number, conn.placement);
-        let crowded = self.in_flight >= self.config.calls_in_flight_max;
-        let may = !conn.limited && !crowded && self.can_enter(conn);
-        match plain {
-            Some((head, payload)) if may => match self.enter(seat, head) {
-                Some((send_slot, _)) => {
-                    let call = self.call(seat, head, payload, send_slot);
-                    self.taken_at(at, seat, wire::span(head.len as usize, 0), exposed);
-                    Quick::Call(call)
-                }
-                None => Quick::Other,
-            },
-            _ => Quick::Other,
-        }
+        let Some((head, payload)) = plain else {
+            return Quick::Other;
+        };
+        let send_slot = self.first_slot();
+        self.entered(seat, head);
+        let call = self.call(seat, head, payload, send_slot);
+        self.taken_at(at, seat, wire::span(head.len as usize, 0), exposed);
+        Quick::Call(call)
     }
 
-    /// True if a call of the connection can be handed out: [`enter`](Self::enter) will do so.
+    /// True if a call of the connection can be handed out.
     #[inline]
     fn can_enter(&self, conn: &Conn) -> bool {
         u32::from(conn.answers_owed) < self.geometry.window()
@@ -256,6 +254,12 @@ impl<S: Store> ServerEngine<S> {
             return None;
         }
         let send_slot = self.take_slot(seat)?;
+        Some((send_slot, self.entered(seat, head)))
+    }
+
+    /// Counts a call that can be answered; and says whether it was staged.
+    #[inline(always)]
+    fn entered(&mut self, seat: u32, head: Head) -> bool {
         let conn = &mut self.memory.conns[seat as usize];
         conn.next_call += 1;
         conn.answers_owed += 1;
@@ -273,7 +277,7 @@ impl<S: Store> ServerEngine<S> {
         self.calls_left = self.calls_left.saturating_sub(1);
         self.calls_since += 1;
         self.in_flight += 1;
-        Some((send_slot, staged))
+        staged
     }
 
     /// A free send slot, if the connection may post one more WRITE.
@@ -292,9 +296,16 @@ impl<S: Store> ServerEngine<S> {
             self.unsettled = true;
             return None;
         }
+        Some(self.first_slot())
+    }
+
+    /// The first free send slot, which there is.
+    #[inline(always)]
+    fn first_slot(&mut self) -> u32 {
+        let slot = self.free_slot;
         self.free_slot = self.memory.send_slots[slot as usize].next;
         self.free_slots -= 1;
-        Some(slot)
+        slot
     }
 
     /// When half of the slots are gone, a connection gets its next one when its last completion has come: one

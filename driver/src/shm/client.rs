@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use scalerpc_core::post::{Completion, Limits, ReadWr, WcStatus, WrId, WriteWr, lines_ahead};
+use scalerpc_core::post::{Completion, Limits, ReadWr, WcStatus, WrId, WriteWr, fetch_ahead};
 use scalerpc_core::{Geometry, Memory, Region};
 use scalerpc_hugepage::PagePolicy;
 
@@ -295,9 +295,8 @@ unsafe impl Fabric for ShmClient {
     #[inline(always)]
     fn will_write(&self, connection: u32, end: usize, len: usize) {
         if let Some(&base) = self.bases.get(connection as usize) {
-            for line in lines_ahead(base.wrapping_add(end), len) {
-                self.server.region().prefetch_write(line);
-            }
+            let to = self.server.region();
+            fetch_ahead(base.wrapping_add(end), len, |line| to.prefetch_write(line));
         }
     }
 

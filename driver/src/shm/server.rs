@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::task::{Wake, Waker};
 use std::time::Duration;
 
-use scalerpc_core::post::{Completion, Limits, ReadWr, WcStatus, WrId, WriteWr, lines_ahead};
+use scalerpc_core::post::{Completion, Limits, ReadWr, WcStatus, WrId, WriteWr, fetch_ahead};
 use scalerpc_core::{Geometry, Memory, Region};
 use scalerpc_hugepage::{Backing, HugeMemory, PagePolicy};
 
@@ -441,9 +441,7 @@ unsafe impl Fabric for ShmServer {
     #[inline(always)]
     fn will_write(&self, connection: u32, end: usize, len: usize) {
         if let Ok(link) = self.up(connection) {
-            for line in lines_ahead(end, len) {
-                link.region().prefetch_write(line);
-            }
+            fetch_ahead(end, len, |line| link.region().prefetch_write(line));
         }
     }
 

@@ -323,17 +323,18 @@ impl<F: Fabric> Server<F> {
     #[inline(always)]
     fn post_write(&mut self, write: &WriteWr) {
         if let Err(error) = self.fabric.post_write(write) {
-            self.not_posted(write, error);
+            self.not_posted(*write, error);
         }
     }
 
+    // By value: so that it is in memory only here.
     #[cold]
-    fn not_posted(&mut self, write: &WriteWr, error: PostError) {
+    fn not_posted(&mut self, write: WriteWr, error: PostError) {
         let mut posted = Err(error);
         if error == PostError::QueueFull {
             // Of the back end, not of the connection, which counts: completions make room.
             self.take_completions();
-            posted = self.fabric.post_write(write);
+            posted = self.fabric.post_write(&write);
         }
         self.posted(write.connection, posted);
     }

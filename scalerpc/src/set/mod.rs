@@ -76,11 +76,12 @@ struct Busy {
 }
 
 impl Busy {
-    fn of<S: Store>(connection: u32, engine: &ClientEngine<S>) -> Self {
+    #[inline(always)]
+    fn of<S: Store>(connection: u32, engine: &ClientEngine<S>, post: bool) -> Self {
         let (awaited_at, awaited) = engine.awaited();
         Self {
             connection,
-            post: Self::post(engine),
+            post,
             awaited_at,
             awaited,
         }
@@ -227,23 +228,26 @@ impl<F: Fabric> ClientSet<F> {
         method: u16,
         request: &[u8],
     ) -> Result<CallId, CallError> {
-        let private = self.fabric.private();
-        let accepted = self.engines[connection as usize].call(method, request, 0, private);
-        let id = match accepted {
-            Ok(number) => CallId(number),
+        let engine = &mut self.engines[connection as usize];
+        let id = match engine.call_direct(method, request, 0, self.fabric.private()) {
+            Ok((number, Some(write))) => {
+                let later = engine.later_target();
+                let posted = self.fabric.post_write(&write);
+                if let Some(end) = later {
+                    self.fabric.will_write(connection, end, write.len);
+                }
+                if posted.is_err() {
+                    self.post_rest(connection, write, posted);
+                    self.list(connection);
+                } else {
+                    self.list_as(connection, false);
+                }
+                return Ok(CallId(number));
+            }
+            Ok((number, None)) => CallId(number),
             Err(error) => self.accept_later(connection, method, request, error)?,
         };
-        let engine = &mut self.engines[connection as usize];
-        if let Some(write) = engine.next_direct(self.fabric.private()) {
-            let later = engine.later_target();
-            let posted = self.fabric.post_write(&write);
-            if let Some(end) = later {
-                self.fabric.will_write(connection, end, write.len);
-            }
-            if posted.is_err() || self.engines[connection as usize].wants_to_post() {
-                self.post_rest(connection, write, posted);
-            }
-        } else if engine.state() == ClientState::Process {
+        if self.engines[connection as usize].state() == ClientState::Process {
             self.post(connection);
         }
         self.list(connection);
@@ -323,16 +327,22 @@ impl<F: Fabric> ClientSet<F> {
 
     /// Sees to it that a connection with outstanding calls is polled. What a listed one waits for changes only when it
     /// is polled.
-    #[inline(always)]
     fn list(&mut self, connection: u32) {
-        let engine = &self.engines[connection as usize];
+        let post = Busy::post(&self.engines[connection as usize]);
+        self.list_as(connection, post);
+    }
+
+    /// As [`list`](Self::list), where it is known whether something is to be posted.
+    #[inline(always)]
+    fn list_as(&mut self, connection: u32, post: bool) {
         let listed = &mut self.listed[connection as usize];
         match *listed {
             NOT_LISTED => {
                 *listed = self.busy.len() as u32;
-                self.busy.push(Busy::of(connection, engine));
+                let engine = &self.engines[connection as usize];
+                self.busy.push(Busy::of(connection, engine, post));
             }
-            at => self.busy[at as usize].post = Busy::post(engine),
+            at => self.busy[at as usize].post = post,
         }
     }
 
@@ -371,7 +381,7 @@ impl<F: Fabric> ClientSet<F> {
         }
     }
 
-    /// What is left to do when a first WRITE has been posted, or was refused.
+    /// What is left to do when the WRITE of a call was not posted at once.
     #[cold]
     fn post_rest(&mut self, connection: u32, write: WriteWr, posted: Result<(), PostError>) {
         if self.is_posted(write, posted) {
@@ -482,14 +492,20 @@ impl<F: Fabric> ClientSet<F> {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn take_completions(&mut self) {
         while let Some(completion) = self.late.pop().or_else(|| self.fabric.poll_completion()) {
-            let connection = completion.wr_id.seat();
-            if let Some(engine) = self.engines.get_mut(connection as usize) {
-                engine.completed(completion);
-                self.relist(connection);
-            }
+            self.completed(completion);
+        }
+    }
+
+    // Apart: few calls have one, and all look for one.
+    #[inline(never)]
+    fn completed(&mut self, completion: WorkCompletion) {
+        let connection = completion.wr_id.seat();
+        if let Some(engine) = self.engines.get_mut(connection as usize) {
+            engine.completed(completion);
+            self.relist(connection);
         }
     }
 

@@ -2,7 +2,7 @@
 
 use scalerpc_core::Memory;
 use scalerpc_core::client::{Answer, ClientState, Failed};
-use scalerpc_core::post::lines_ahead;
+use scalerpc_core::post::fetch_ahead;
 use scalerpc_core::wire::{self, LINE, Status};
 use scalerpc_driver::Fabric;
 
@@ -74,16 +74,19 @@ impl<F: Fabric> ClientSet<F> {
             let engine = &mut self.engines[connection as usize];
             if let Some(answer) = engine.poll_plain(self.fabric.exposed()) {
                 // What it makes possible is sent before the caller sees it.
-                if engine.wants_to_post() {
+                let mut post = engine.wants_to_post();
+                if post {
                     self.post(connection);
+                    post = Busy::post(&self.engines[connection as usize]);
                 }
                 let span = wire::span(answer.payload_len, 0);
-                self.polled(connection, Some(span));
+                self.polled(connection, Some(span), post);
                 self.idle_polls = 0;
                 return Some((connection, answer));
             }
             self.ended = self.poll_connection(connection);
-            self.polled(connection, self.ended.as_ref().map(|_| LINE));
+            let post = Busy::post(&self.engines[connection as usize]);
+            self.polled(connection, self.ended.as_ref().map(|_| LINE), post);
             if self.ended.is_some() {
                 self.idle_polls = 0;
                 return None;
@@ -93,20 +96,20 @@ impl<F: Fabric> ClientSet<F> {
         None
     }
 
-    /// The connection at the cursor was polled, and a call has ended with a message of so many bytes.
-    #[inline]
-    fn polled(&mut self, connection: u32, ended: Option<usize>) {
+    /// The connection at the cursor was polled, and a call has ended with a message of so many bytes; is something to
+    /// be posted?
+    #[inline(always)]
+    fn polled(&mut self, connection: u32, ended: Option<usize>, post: bool) {
         let engine = &self.engines[connection as usize];
         if !engine.is_busy() {
             self.unlist(self.cursor);
             self.burst = 0;
             return;
         }
-        self.busy[self.cursor] = Busy::of(connection, engine);
+        self.busy[self.cursor] = Busy::of(connection, engine, post);
         if let Some(span) = ended {
-            for line in lines_ahead(engine.later_source(), span) {
-                self.fabric.exposed().prefetch(line);
-            }
+            let from = self.fabric.exposed();
+            fetch_ahead(engine.later_source(), span, |line| from.prefetch(line));
         }
         self.burst += 1;
         if ended.is_none() || self.burst >= BURST {
