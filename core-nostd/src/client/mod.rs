@@ -286,8 +286,8 @@ impl<S: Store> ClientEngine<S> {
         let direct = self.state == ClientState::Process
             && self.parked() == 0
             && !self.demand_owed
-            && !self.barred
             && self.sq.has_room(1);
+        debug_assert!(!direct || !self.barred, "a call that was refused is parked");
         let accepted = self.accept(method, request, tag, None, private)?;
         if !direct {
             return Ok((accepted.number, None));
