@@ -89,7 +89,7 @@ pub(crate) enum Distance {
 impl Distance {
     pub(crate) const ALL: [Self; 2] = [Self::Near, Self::Far];
 
-    /// What a [`ping_pong_ns`] takes. Below are two threads of one core, above is a processor that somebody else has.
+    /// What a [`ping_pong_ns`] takes. Above is a processor that somebody else has.
     pub(crate) fn ping_pong_ns(self) -> Range<f64> {
         match self {
             Self::Near => 60.0..200.0,
@@ -102,16 +102,20 @@ impl Distance {
 pub(crate) fn are_two_cores(cpus: Cpus) -> bool {
     /// Of what each does alone, two cores do all at the same time, and two threads of one core about half.
     const PART: f64 = 0.8;
-    let alone = pace();
-    let together = Barrier::new(2);
-    thread::scope(|scope| {
-        let server = spawn_server(scope, cpus, || {
-            together.wait();
-            pace()
+    let barrier = Barrier::new(2);
+    // Each by itself: they may be of two kinds.
+    let pace_at = |server: bool| {
+        let turns = [false, true].map(|turn| {
+            barrier.wait();
+            if turn == server { pace() } else { 0.0 }
         });
-        together.wait();
-        let (mine, theirs) = (pace(), server.join());
-        theirs.is_ok_and(|theirs| mine.min(theirs) >= PART * alone)
+        barrier.wait();
+        pace() >= PART * turns[usize::from(server)]
+    };
+    thread::scope(|scope| {
+        let server = spawn_server(scope, cpus, || pace_at(true));
+        let clients = pace_at(false);
+        server.join().is_ok_and(|server| server && clients)
     })
 }
 

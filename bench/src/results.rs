@@ -31,13 +31,13 @@ pub(crate) type Turns = HashMap<Side, Vec<Turn>>;
 pub(crate) struct Results {
     /// The processors' own name.
     pub(crate) machine: String,
-    /// Between the two cores, in the rounds that count.
+    /// Between the two cores in the rounds that count.
     pub(crate) distance: Distance,
     pub(crate) rounds: u32,
     pub(crate) turn_ms: u64,
     /// Rounds in which the processors were not two cores at that distance, or others had them.
     pub(crate) rounds_lost: u32,
-    /// From one processor to the other and back over two cache lines.
+    /// From one processor to the other and back over two cache lines, before and after each round.
     pub(crate) ping_pong_ns: Option<Summary>,
     pub(crate) rows: Vec<Row>,
     pub(crate) goals: Vec<Judged>,

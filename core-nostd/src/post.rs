@@ -235,6 +235,18 @@ impl SendQueue {
         self.posted
     }
 
+    /// Sequence number of the last one that was signaled.
+    #[inline]
+    pub(crate) fn last_signaled(&self) -> u32 {
+        self.signaled
+    }
+
+    /// The last one was not posted after all; before it `signaled` was the last that was signaled.
+    pub(crate) fn take_back(&mut self, signaled: u32) {
+        self.posted = self.posted.wrapping_sub(1);
+        self.signaled = signaled;
+    }
+
     /// Counts one more; returns its sequence number and whether it has to be signaled.
     #[inline]
     pub fn post(&mut self, want_signal: bool) -> (u32, bool) {

@@ -155,10 +155,12 @@ fn limits(peers: &[Peer], blocks: &[Block]) -> Vec<Limit> {
     .collect()
 }
 
-/// That of most of some looks, and far where nothing says so.
+/// That of most of some looks at two cores, and far where nothing says so.
 fn distance_of(cpus: Cpus) -> Distance {
     const LOOKS: usize = 9;
-    let took: Vec<f64> = (0..LOOKS).map(|_| ping_pong_ns(cpus)).collect();
+    const TRIES: usize = 10 * LOOKS;
+    let tries = (0..TRIES).filter(|_| are_two_cores(cpus));
+    let took: Vec<f64> = tries.map(|_| ping_pong_ns(cpus)).take(LOOKS).collect();
     let median = summary(&took).map_or(0.0, |it| it.median);
     let mut all = Distance::ALL.into_iter();
     let found = all.find(|it| it.ping_pong_ns().contains(&median));
@@ -243,33 +245,32 @@ impl Stand {
                 }
             },
         );
-        let steady = before && self.look();
+        let (after, fit) = self.look();
+        self.ping_pongs.extend([before.0, after]);
+        let steady = before.1 && fit;
         for (side, sample) in samples {
             turns.entry(side).or_default().push(turn(sample, steady));
         }
         steady
     }
 
-    /// True if the processors are as they should be, perhaps after some patience.
-    fn await_cores(&mut self) -> bool {
+    /// A look, perhaps after some patience where the processors are not as they should be.
+    fn await_cores(&mut self) -> (f64, bool) {
         loop {
-            let fit = self.look();
-            if fit || self.patience.is_zero() {
-                return fit;
+            let look = self.look();
+            if look.1 || self.patience.is_zero() {
+                return look;
             }
             self.patience = self.patience.saturating_sub(PAUSE);
             thread::sleep(PAUSE);
         }
     }
 
-    /// True if the processors are two cores as far from each other as they should be.
-    fn look(&mut self) -> bool {
+    /// A ping-pong, and whether the processors are two cores as far from each other as they should be.
+    fn look(&self) -> (f64, bool) {
         let took = ping_pong_ns(self.cpus);
         let fit = self.distance.ping_pong_ns().contains(&took) && are_two_cores(self.cpus);
-        if fit {
-            self.ping_pongs.push(took);
-        }
-        fit
+        (took, fit)
     }
 }
 

@@ -151,8 +151,8 @@ pub struct ClientEngine<S: Store> {
     /// The position in the response ring that is looked at.
     ring_next: u64,
     sq: SendQueue,
-    /// As it was before the last post, for one that is refused.
-    sq_before: SendQueue,
+    /// The last work request that was signaled before the last post, for one that is refused.
+    signaled_before: u32,
     /// Of the last WRITE whose source is the entry image or a word beside it.
     words: Option<u32>,
     calls: S::Array<CallRecord>,
@@ -204,7 +204,7 @@ impl<S: Store> ClientEngine<S> {
             ring_at: geometry.ring(conn.connection),
             ring_next: 1,
             sq: SendQueue::new(limits.sq_depth),
-            sq_before: SendQueue::new(limits.sq_depth),
+            signaled_before: 0,
             words: None,
             calls,
             order,
@@ -292,7 +292,7 @@ impl<S: Store> ClientEngine<S> {
         if !direct {
             return Ok((accepted.number, None));
         }
-        self.sq_before = self.sq;
+        self.signaled_before = self.sq.last_signaled();
         Ok((accepted.number, Some(self.write_at(accepted))))
     }
 
@@ -377,7 +377,7 @@ impl<S: Store> ClientEngine<S> {
     /// revoked, [`refused`](Self::refused) takes it back.
     #[inline]
     pub fn next_write<M: Memory>(&mut self, exposed: &M, private: &M) -> Option<WriteWr> {
-        self.sq_before = self.sq;
+        self.signaled_before = self.sq.last_signaled();
         let told = self.state == ClientState::Process && self.quiet == self.epoch;
         if mutant::is(Bug::QuietTooEarly) && told && self.words_free() && self.sq.has_room(1) {
             let write = self.write_quiet(private);
@@ -551,7 +551,7 @@ impl<S: Store> ClientEngine<S> {
         if mutant::is(Bug::RefusalIgnored) {
             return;
         }
-        self.sq = self.sq_before;
+        self.sq.take_back(self.signaled_before);
         let slot = self.slot_of(self.sent);
         self.calls[slot as usize].sequence = None;
         self.sent -= 1;

@@ -121,8 +121,8 @@ pub struct ServerEngine<S: Store> {
     drained_ns: u64,
     /// Calls that may be handed out in one round.
     round_calls: u32,
-    /// Calls handed out since time was last told.
-    calls_since: u32,
+    /// How many calls had been handed out when time was last told.
+    calls_told: u64,
     /// Calls handed out and not answered.
     in_flight: u32,
     /// Since the last turn a call was taken, or could not be, or somebody joined: it is too early to rest.
@@ -226,7 +226,7 @@ impl<S: Store> ServerEngine<S> {
             drain_budget: 0,
             drained_ns: 0,
             round_calls: serve::ROUND_CALLS,
-            calls_since: 0,
+            calls_told: 0,
             in_flight: 0,
             unsettled: false,
             looks_left: 0,
@@ -373,7 +373,9 @@ impl<S: Store> ServerEngine<S> {
         }
         let passed_ns = now_ns.saturating_sub(self.now_ns);
         let part_ns = self.slice.ns / SLICE_PARTS + 1;
-        let charged_ns = match self.calls_since {
+        let calls = (self.counters.calls - self.calls_told) as u32;
+        self.calls_told = self.counters.calls;
+        let charged_ns = match calls {
             0 => {
                 let charged_ns = passed_ns.min(part_ns);
                 self.idle_ns = self.idle_ns.saturating_add(charged_ns);
@@ -384,8 +386,7 @@ impl<S: Store> ServerEngine<S> {
                 passed_ns
             }
         };
-        self.slice.pass(charged_ns, self.calls_since);
-        self.calls_since = 0;
+        self.slice.pass(charged_ns, calls);
         self.slice_left_ns = self.slice_left_ns.saturating_sub(charged_ns);
         if self.draining {
             self.drained_ns = self.drained_ns.saturating_add(charged_ns);

@@ -275,7 +275,6 @@ impl<S: Store> ServerEngine<S> {
         self.idle_ns = 0;
         self.unsettled = true;
         self.calls_left = self.calls_left.saturating_sub(1);
-        self.calls_since += 1;
         self.in_flight += 1;
         staged
     }

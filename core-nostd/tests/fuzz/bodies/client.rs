@@ -128,12 +128,20 @@ impl World {
         let bytes = vec![input.byte(); len];
         let tag = self.accepted + 1;
         let private = self.private.region();
+        let mut direct = None;
         let accepted = match input.byte() {
             0xe0.. => {
                 let (budget_ns, now_ns) = (input.near(tag), input.near(1 << 40));
                 self.engine
                     .call_within(9, &bytes, !tag, budget_ns, now_ns, private)
             }
+            0xc0.. => match self.engine.call_direct(9, &bytes, !tag, private) {
+                Ok((number, write)) => {
+                    direct = write;
+                    Ok(number)
+                }
+                Err(error) => Err(error),
+            },
             _ => self.engine.call(9, &bytes, !tag, private),
         };
         match accepted {
@@ -149,6 +157,10 @@ impl World {
             Err(CallError::WindowFull) => assert_ne!(self.engine.state(), ClientState::Lost),
             Err(CallError::Lost) => assert_eq!(self.engine.state(), ClientState::Lost),
         }
+        if let Some(wr) = direct {
+            assert!(!self.engine.wants_to_post(), "there is nothing else");
+            self.hand_over(wr, input);
+        }
     }
 
     fn post(&mut self, input: &mut Input<'_>) {
@@ -158,6 +170,11 @@ impl World {
             return;
         };
         assert!(wanted, "{wr:?} comes unexpected");
+        self.hand_over(wr, input);
+    }
+
+    /// It goes to the back end, which may refuse it.
+    fn hand_over(&mut self, wr: WriteWr, input: &mut Input<'_>) {
         self.check_write(&wr);
         if wr.epoch.is_some() && input.byte() < 0x20 {
             self.engine.refused();
