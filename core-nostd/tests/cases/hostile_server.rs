@@ -211,6 +211,44 @@ fn a_zone_for_life_cannot_be_taken_away() {
     }
 }
 
+/// A call goes straight into the zone only if nothing comes before it: calls that are parked, or the byte of the demand
+/// map that a server did not wait for.
+#[test]
+fn a_call_goes_out_directly_only_where_nothing_else_comes_first() {
+    let direct = |victim: &mut Victim| {
+        let private = victim.private.region();
+        let (number, write) = victim.engine.call_direct(7, b"abc", 0, private).unwrap();
+        (number, write.map(|write| write.remote))
+    };
+    let entry_only = |victim: &mut Victim| {
+        let (exposed, private) = (victim.exposed.region(), victim.private.region());
+        victim.engine.next_write(exposed, private).unwrap()
+    };
+
+    let mut victim = Victim::with_calls(1);
+    assert_eq!(direct(&mut victim), (2, None), "not served");
+    assert_eq!(victim.receive(slot(1), PROCESS, ext(1, 0)), Ok(true));
+    assert_eq!(direct(&mut victim), (3, None), "call 2 is parked");
+    victim.post();
+    let end = victim.geometry.block_end(1, 1, 4);
+    assert_eq!(direct(&mut victim), (4, Some(end - 64)));
+    assert!(!victim.engine.wants_to_post());
+
+    // The WRITE was refused: its call is parked, and the next one behind it.
+    victim.engine.refused();
+    assert_eq!(direct(&mut victim), (5, None), "call 4 is parked");
+
+    // It is served before it has said that it has calls.
+    let mut victim = Victim::with_calls(0);
+    assert_eq!(direct(&mut victim), (1, None));
+    let entry = entry_only(&mut victim);
+    assert_eq!(entry.remote, victim.geometry.endpoint(2));
+    assert_eq!(victim.receive(slot(1), PROCESS, ext(1, 0)), Ok(true));
+    assert_eq!(direct(&mut victim), (2, None), "the byte is owed");
+    let byte = entry_only(&mut victim);
+    assert_eq!(byte.remote, victim.geometry.demand_byte(2));
+}
+
 #[test]
 fn misplaced_and_unknown_flags_end_the_connection() {
     for flags in [

@@ -135,7 +135,7 @@ impl World {
                 self.engine
                     .call_within(9, &bytes, !tag, budget_ns, now_ns, private)
             }
-            0xc0.. => match self.engine.call_direct(9, &bytes, !tag, private) {
+            odd if odd % 2 == 1 => match self.engine.call_direct(9, &bytes, !tag, private) {
                 Ok((number, write)) => {
                     direct = write;
                     Ok(number)
