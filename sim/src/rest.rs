@@ -64,7 +64,9 @@ impl World {
             return Ok(());
         }
         tell!(self, "--- rest");
-        let steps = after_ns / self.calm_ns() + REST_STEPS;
+        // A group that has no calls yields to the next one only after a while.
+        let idle_ns = self.config.server.idle_switch_ns;
+        let steps = after_ns.saturating_add(idle_ns) / self.calm_ns() + REST_STEPS;
         // The calls of liars, too, have to end first: nobody has waited for those.
         let (mut quiet, mut calls) = (0, self.server.counters().calls);
         while quiet < steps {
