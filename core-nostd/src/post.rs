@@ -19,7 +19,7 @@ pub const READ_AHEAD: u64 = 2;
 const LINES_AHEAD: usize = 8;
 
 /// Fetches the lines of a message that ends at `end`, if it has as many bytes as the last one, which had `len`.
-// Most messages are one line: with a loop for all of them, each takes 12 instructions more.
+// Most messages are one line, and need no loop.
 #[inline(always)]
 pub fn fetch_ahead(end: usize, len: usize, mut fetch: impl FnMut(usize)) {
     fetch(end.wrapping_sub(LINE));

@@ -135,13 +135,13 @@ impl World {
                 self.engine
                     .call_within(9, &bytes, !tag, budget_ns, now_ns, private)
             }
-            odd if odd % 2 == 1 => match self.engine.call_direct(9, &bytes, !tag, private) {
-                Ok((number, write)) => {
+            odd if odd % 2 == 1 => {
+                let accepted = self.engine.call_direct(9, &bytes, !tag, private);
+                accepted.map(|(number, write)| {
                     direct = write;
-                    Ok(number)
-                }
-                Err(error) => Err(error),
-            },
+                    number
+                })
+            }
             _ => self.engine.call(9, &bytes, !tag, private),
         };
         match accepted {
