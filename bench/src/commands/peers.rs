@@ -171,6 +171,14 @@ type Running = (Side, Box<dyn Runner>);
 /// And why.
 type Failed = (Side, String);
 
+/// What a look at the processors has shown.
+#[derive(Clone, Copy)]
+struct Look {
+    ping_pong_ns: f64,
+    /// They are two cores, as far from each other as they should be.
+    fit: bool,
+}
+
 /// Where sides take turns.
 struct Stand {
     cpus: Cpus,
@@ -245,9 +253,10 @@ impl Stand {
                 }
             },
         );
-        let (after, fit) = self.look();
-        self.ping_pongs.extend([before.0, after]);
-        let steady = before.1 && fit;
+        let after = self.look();
+        let looks = [before, after];
+        self.ping_pongs.extend(looks.map(|it| it.ping_pong_ns));
+        let steady = looks.iter().all(|it| it.fit);
         for (side, sample) in samples {
             turns.entry(side).or_default().push(turn(sample, steady));
         }
@@ -255,10 +264,10 @@ impl Stand {
     }
 
     /// A look, perhaps after some patience where the processors are not as they should be.
-    fn await_cores(&mut self) -> (f64, bool) {
+    fn await_cores(&mut self) -> Look {
         loop {
             let look = self.look();
-            if look.1 || self.patience.is_zero() {
+            if look.fit || self.patience.is_zero() {
                 return look;
             }
             self.patience = self.patience.saturating_sub(PAUSE);
@@ -266,11 +275,13 @@ impl Stand {
         }
     }
 
-    /// A ping-pong, and whether the processors are two cores as far from each other as they should be.
-    fn look(&self) -> (f64, bool) {
-        let took = ping_pong_ns(self.cpus);
-        let fit = self.distance.ping_pong_ns().contains(&took) && are_two_cores(self.cpus);
-        (took, fit)
+    fn look(&self) -> Look {
+        let ping_pong_ns = ping_pong_ns(self.cpus);
+        let near_or_far = self.distance.ping_pong_ns().contains(&ping_pong_ns);
+        Look {
+            ping_pong_ns,
+            fit: near_or_far && are_two_cores(self.cpus),
+        }
     }
 }
 
